@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from xrt_core.accuracy.report import AccuracyReport
     from xrt_core.compiler.bound import Binding
     from xrt_core.compiler.inspection import CompiledCluster
-    from xrt_core.compiler.models import CompiledGraph, ImportedModel, LiveCall, TracedModel
+    from xrt_core.compiler.models import CompiledGraph, ImportedModel, LiveCall
     from xrt_core.compiler.pipeline import Pipeline
+    from xrt_core.compiler.traced import TracedModel
     from xrt_core.engine.contract import CompileOptions
     from xrt_core.explanation import Explanation
     from xrt_core.ir.graph import Graph
@@ -77,8 +78,9 @@ class XRTModule(GuardedModule):
         calibration: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        from xrt_core.compiler.models import ImportedModel, TracedModel, is_traced, quantised, read_model
+        from xrt_core.compiler.models import ImportedModel, is_traced, quantised, read_model
         from xrt_core.compiler.tiering import pipeline_for
+        from xrt_core.compiler.traced import TracedModel
         from xrt_core.engine import engines as process_engines
         from xrt_core.engine.rollout import roll_out
         from xrt_core.quantization import calibration as calibration_mode
@@ -96,16 +98,12 @@ class XRTModule(GuardedModule):
         self._calibration = calibration_mode
         self._source: ImportedModel | TracedModel | BudgetedModel
         self._budgeted: BudgetedModel | None = None
-        if shapes is not None and is_traced(model):
-            raise InputError(
-                "shapes is for models of fixed inputs; a traced graph is traced for the shapes of each call"
-            )
         if shapes is None and saved is not None:
             shapes = saved.shapes()
         if example is not None and (saved is not None or is_traced(model)):
             raise InputError("example is for models that do not say what they take; this one does")
         if saved is None and is_traced(model):
-            self._source = TracedModel(model, self._pipeline)
+            self._source = TracedModel(model, self._pipeline, shapes)
         else:
             graph = saved.graph if saved is not None else quantised(read_model(model, example), self._pipeline)
             self._source = ImportedModel(graph, self._pipeline, shapes)

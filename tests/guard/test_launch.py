@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -520,6 +521,24 @@ def test_a_watch_goes_on_after_what_it_could_not_compare(monkeypatch: pytest.Mon
         comparisons().wait()
     assert launch.record.shadow_runs > before
     assert launch.record.state is State.LIVE
+
+
+def test_the_host_uses_fewer_threads_beside_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a caller waits for the first comparison: the threads of the engine may still spin."""
+    bodies: list[str] = []
+
+    @contextlib.contextmanager
+    def fewer() -> Iterator[None]:
+        bodies.append("begin")
+        yield
+        bodies.append("end")
+
+    monkeypatch.setattr(launch_module, "fewer_blas_threads", fewer)
+    launch = live(Does(right), settings=_with(shadow=None))
+    host = launch.on_host
+    monkeypatch.setattr(GuardedLaunch, "on_host", lambda self, arrays: bodies.append("host") or host(arrays))
+    launch([X, X])
+    assert bodies == ["begin", "host", "end"]
 
 
 def test_an_executable_that_becomes_slow() -> None:

@@ -12,7 +12,7 @@ import threadpoolctl
 from tests.guard.guarded import eventually
 from xrt_core.guard.sampling import ComparisonThread
 from xrt_core.host import blas_threads
-from xrt_core.host.blas_threads import fewer_blas_threads
+from xrt_core.host.blas_threads import fewer_blas_threads, fewer_on_busy_machine
 from xrt_core.testing.processes import run_python
 
 
@@ -91,6 +91,31 @@ def test_what_others_set_meanwhile_stays() -> None:
         for x in LIBRARIES:
             x.set_num_threads(3)
     assert count() == 3
+
+
+def test_a_signal_before_the_body_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a signal's handler raises while the limit is being set ends it."""
+
+    def interrupted(most: int) -> None:
+        raise KeyboardInterrupt
+
+    body = fewer_blas_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(blas_threads, "_limit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            body.__enter__()
+    assert not blas_threads._wanted
+    assert count() == 4
+
+
+def test_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer threads are used where more wants to run than there are processors, and only there."""
+    processors = os.cpu_count() or 1
+    for load, wanted in ((processors + 0.5, 2), (processors - 0.5, 4)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        with fewer_on_busy_machine():
+            assert count() == wanted
+        assert count() == 4
 
 
 def test_comparisons_leave_no_thread_that_spins() -> None:

@@ -24,6 +24,10 @@ def test_erf_is_accurate(dtype: Any) -> None:
     np.testing.assert_allclose(namespace.erf(np, x), want, rtol=5e-7 if dtype is np.float32 else 1e-15)
     special = np.array([np.nan, np.inf, -np.inf] * 4, dtype)
     np.testing.assert_array_equal(namespace.erf(np, special), np.array([np.nan, 1, -1] * 4, dtype))
+    many = np.linspace(-4, 4, 3 * namespace._BLOCK + 6).astype(dtype).reshape(3, -1, 2)[:, ::-1]
+    last = namespace.erf(np, many.reshape(-1)[-9:])[3:]
+    np.testing.assert_array_equal(namespace.erf(np, many).reshape(-1)[-6:], last)
+    assert namespace.erf(np, many).shape == many.shape
 
 
 @pytest.mark.parametrize("xp", SPACES)

@@ -22,8 +22,8 @@ from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions
 from xrt_core.events import EventLog
 from xrt_core.frontends.onnx_import import import_model
-from xrt_core.guard import worker_pool
-from xrt_core.guard.composite import CompositeBuilder
+from xrt_core.guard import composite, worker_pool
+from xrt_core.guard.composite import CompositeBuilder, lighter_sizes
 from xrt_core.ir.graph import Support
 from xrt_core.passes.symbolic_shapes import function_at
 from xrt_core.plugins import plugins
@@ -61,6 +61,31 @@ def test_an_executable_that_is_right_for_one_size_is_found() -> None:
     assert not symbolic(m)
     assert len(entries(m)) == 3
     assert "n = 2" in str(m.report())
+
+
+def wide(n: str = "n") -> Any:
+    """The symbolic cluster of x [n, 1024] -> x @ w, and its function for other sizes."""
+    b = Builder()
+    b.op("MatMul", "x", b.weight(1024, 1024))
+    model = b.model([("x", TensorProto.FLOAT, [n, 1024])], ["v0"])
+    m = xrt.XRTModule(model, engine="right_for_one_size", guard=False, cache="off", shapes={"x": (n, 1024)})
+    m.run({"x": np.zeros((2, 1024), np.float32)})
+    return symbolic(m)[0].plan.launches[0].function
+
+
+def test_a_cluster_is_examined_at_sizes_that_take_little_time() -> None:
+    """2e9 FLOPs are enough: 953 rows of 1024 x 1024. The power of two in a size is kept, and small sizes stay."""
+    function = wide()
+    assert lighter_sizes(function, {"n": 900}) == {"n": 900}
+    assert lighter_sizes(function, {"n": 5000}) == {"n": 624}  # 8 times 78, and 5000 is 8 times 625
+    assert lighter_sizes(function, {"n": 4097}) == {"n": 512}
+    assert lighter_sizes(function, {"n": 4096 + 64}) == {"n": 512}
+
+
+def test_sizes_that_the_model_does_not_take_are_not_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then those of the call are."""
+    monkeypatch.setattr(composite, "checker_at", lambda function, sizes: None)
+    assert lighter_sizes(wide(), {"n": 4097}) == {"n": 4097}
 
 
 def test_an_executable_that_is_wrong_later_is_left() -> None:

@@ -21,7 +21,7 @@ from xrt_core.compiler.buckets import Bucket, Buckets
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Optimised, Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
-from xrt_core.errors import InputError, ModelLoadError, XRTError, describe, nearest
+from xrt_core.errors import InputError, ModelLoadError, describe, nearest
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.estimators import is_estimator, onnx_of
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
@@ -29,7 +29,7 @@ from xrt_core.ir.schema import undefined_operator
 from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.quantization import calibration
-from xrt_core.runtime.arrays import from_numpy, is_array, plain_arguments, plain_arrays, texts_of, to_numpy
+from xrt_core.runtime.arrays import from_numpy, is_array, plain_arrays, texts_of, to_numpy
 from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
 from xrt_core.runtime.into import put, wanted_of
 from xrt_core.runtime.launch import Launch
@@ -598,101 +598,6 @@ class ImportedModel:
         return self._callers.get_or_make(
             given, lambda: CompiledGraph(bind_defaults(self._graph, given), self._pipeline, self.shapes)
         )
-
-
-class TracedModel:
-    """An `xrt.Graph` or a function, traced once per signature; the nesting of the arguments is part of it."""
-
-    def __init__(self, graph: Any, pipeline: Pipeline) -> None:
-        from xrt_core.frontends.graph import Binder, parameter_arrays, parameter_loads
-
-        self.caller: CompiledGraph | None = None
-        self.output_names: tuple[str, ...] = ()
-        self.optional: tuple[str, ...] = ()
-        self.shapes: Shapes | None = None
-        self._graph = graph
-        self._binder = Binder(graph)
-        self._pipeline = pipeline
-        self._traced: LRU[tuple[CompiledGraph, Any]] = LRU(pipeline.options.cache_size)
-        self._count_loads, self._loads = parameter_loads, parameter_loads()
-        self._parameters = parameter_arrays(graph)
-
-    @property
-    def input_types(self) -> dict[str, ValueType | None]:
-        """Input name -> type, of the most recently traced signature."""
-        caller = self.caller
-        return dict(zip(caller.names, (v.type for v in caller.graph.inputs), strict=True)) if caller else {}
-
-    def __call__(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        args, named, back = plain_arguments(args, named)
-        (caller, traced), arrays = self._bind(args, named)
-        results = caller(arrays)
-        return traced.structure.rebuild(results if back is None else back(results))
-
-    def run(self, inputs: Mapping[str, Any], results: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        _, inputs, back = plain_arguments((), inputs)
-        (caller, traced), arrays = self._bind((), inputs)
-        names = traced.output_names
-        made = caller.run_into(arrays, names, results) if results else caller(arrays)
-        given = results or {}
-        back_again = made if back is None else [given.get(n, r) for n, r in zip(names, back(made), strict=True)]
-        return dict(zip(names, back_again, strict=True))
-
-    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
-        """Return the CompiledGraph for the signature of these arguments, and its input arrays."""
-        (caller, _), arrays = self._bind(*plain_arguments(args, named)[:2])
-        return caller, arrays
-
-    def bound(
-        self, inputs: Mapping[str, Any], results: Mapping[str, Any]
-    ) -> tuple[Sequence[str], Callable[[], Sequence[Any]]]:
-        """See `ImportedModel.bound`. Each call looks whether parameters were loaded since, and it is traced again."""
-        (caller, traced), arrays = self._bind(*plain_arguments((), inputs)[:2])
-        caller.bound(arrays, traced.output_names, results)  # which raises what is wrong with them
-        return traced.output_names, lambda: tuple(self.run(inputs, results).values())
-
-    def saved(self) -> tuple[Graph, list[CompiledGraph]]:
-        """Return the contents of a model file. Raises InputError unless there is exactly one traced graph."""
-        traced = self._traced.values()
-        if len(traced) != 1:
-            raise InputError(
-                f"a traced graph is saved after it ran with one signature, and this one has {len(traced)}: make a "
-                "module for each signature"
-            )
-        caller = traced[0][0]
-        return caller.graph, [caller]
-
-    def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[tuple[CompiledGraph, Any], list[Any]]:
-        if self._loads != self._count_loads():
-            self._renew()
-        try:
-            call = self._binder(args, named)
-            key = (tuple([(type(a), a.shape, a.dtype) for a in call.arrays]), call.layout)
-        except XRTError:
-            raise
-        except Exception as e:  # what reading an object of the caller's raises
-            raise InputError(f"an argument cannot be read as an array: {describe(e)}") from e
-        return self._traced.get_or_make(key, lambda: self._trace(call)), list(call.arrays)
-
-    def _renew(self) -> None:
-        """Forget what was traced with arrays that `load_parameters` has replaced."""
-        from xrt_core.frontends.graph import parameter_arrays
-
-        loads, parameters = self._count_loads(), parameter_arrays(self._graph)
-        known = self._parameters
-        if parameters is None or known is None or [*map(id, parameters)] != [*map(id, known)]:
-            self._traced.clear()
-        self._loads, self._parameters = loads, parameters
-
-    def _trace(self, call: Any) -> tuple[CompiledGraph, Any]:
-        from xrt_core.frontends.graph import trace_call
-        from xrt_core.runtime.arrays import to_numpy
-
-        types = [TensorType(x.dtype, x.shape) for x in map(to_numpy, call.arrays)]
-        traced = trace_call(self._graph, types, call.layout, call.names)
-        self.caller = CompiledGraph(quantised(traced.graph, self._pipeline), self._pipeline)
-        self.output_names = tuple(traced.output_names)
-        return self.caller, traced
 
 
 _MISSING: Any = object()

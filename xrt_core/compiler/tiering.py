@@ -21,6 +21,7 @@ from xrt_core.errors import EngineUnavailableError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.timeouts import in_background, native_call
+from xrt_core.host.blas_threads import fewer_on_busy_machine
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value, engine_and_device
 from xrt_core.ir.symbols import SymbolicSignature
@@ -316,7 +317,8 @@ class BaselinePlan(Planned):
         job.cache.replace(self, self.final)
 
     def _answer(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        results = self._run(arrays)
+        with fewer_on_busy_machine():
+            results = self._run(arrays)
         self._answered(arrays)
         return results
 

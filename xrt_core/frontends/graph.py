@@ -339,14 +339,16 @@ def trace_call(
 ) -> Traced:
     """Run `build` on traced tensors of these types and return the recorded graph.
 
-    types: one per array of the call. layout, names: from `bind`; default: all arrays positional.
+    types: one per array of the call; with symbols as dimensions ("float32[batch, 4]"), sizes are values of the graph
+    (`frontends.tensor.Size`). layout, names: from `bind`; default: all arrays positional.
     Raises TraceError and ShapeError, which name the user's source line; exceptions of user code propagate.
     """
     label = _label(graph)
     layout = layout_of(len(types)) if layout is None else layout
     if names is None:
         names = _positional_names(graph, len(types))
-    tracer = Tracer(label, pinned_opsets(graph))
+    dims = (d for t in types if isinstance(t, TensorType) for d in t.shape or ())
+    tracer = Tracer(label, pinned_opsets(graph), has_symbols=any(isinstance(d, str) for d in dims))
     if isinstance(graph, Graph):
         tracer.add_paths(attribute_paths(graph, ""))
     with tracing(tracer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,7 +22,7 @@ from xrt_core.frontends.source_location import trace_error
 from xrt_core.frontends.tracing import Scope, current_tracer
 from xrt_core.ir.graph import Attribute, Value
 from xrt_core.ir.schema import schema_dtypes
-from xrt_core.ir.types import DTYPE_TO_ONNX, Dim, ValueType, dtype_from_name
+from xrt_core.ir.types import DTYPE_TO_ONNX, Dim, TensorType, ValueType, dtype_from_name
 
 _LAST = 2**63 - 1
 _FIRST = -(2**63)
@@ -34,7 +34,7 @@ class Tensor:
 
     It has a dtype and a shape but no data. Arithmetic, comparisons and indexing follow NumPy; Python numbers take the
     tensor's dtype (a float with an integer tensor gives float32), two dtypes are promoted as in NumPy. `/` of integers
-    gives float32. A data-dependent dimension is None.
+    gives float32.
     """
 
     __slots__ = ("_scope", "_value")
@@ -66,8 +66,17 @@ class Tensor:
         return dtype
 
     @property
-    def shape(self) -> tuple[Dim, ...]:
-        """The dimensions: integers, None for a data-dependent one. Raises TraceError if the rank is unknown."""
+    def shape(self) -> tuple[Any, ...]:
+        """The dimensions: integers; None for a data-dependent one; where inputs are traced with symbols, such as
+        "float32[batch, 4]", a `Size` for each that is no integer. Raises TraceError if the rank is unknown."""
+        dims = self._dims
+        if not self._scope.tracer.has_symbols or all(isinstance(d, int) for d in dims):
+            return dims
+        return tuple(d if isinstance(d, int) else size_of(self, i) for i, d in enumerate(dims))
+
+    @property
+    def _dims(self) -> tuple[Dim, ...]:
+        """The dimensions as the graph has them. Raises TraceError if the rank is unknown."""
         shape = self._value.shape
         if shape is None:
             raise trace_error(f"{self!r} has no known shape: it depends on data")
@@ -76,7 +85,7 @@ class Tensor:
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return len(self.shape)
+        return len(self._dims)
 
     @property
     def size(self) -> int:
@@ -89,9 +98,9 @@ class Tensor:
         return self._known_dim(0)
 
     def _known_dim(self, axis: int) -> int:
-        d = self.shape[axis]
+        d = self._dims[axis]
         if not isinstance(d, int):
-            raise trace_error(f"dimension {axis} of {self!r} depends on data; xrt.ops.Shape gives it as a tensor")
+            raise trace_error(f"dimension {axis} of {self!r} is not known; xrt.ops.Shape gives it as a tensor")
         return d
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -174,7 +183,7 @@ class Tensor:
             return apply("Reshape", self, target)
         dims = list(target) if isinstance(target, list | tuple) else [target]
         if any(isinstance(d, Tensor) for d in dims):
-            return apply("Reshape", self, stack_scalars(dims))
+            return _reshaped_to_sizes(self, dims)
         if any(d is None for d in dims):
             raise trace_error(f"reshape: {dims} has an unknown dimension; write -1, or take it from xrt.ops.Shape")
         if 0 in dims and -1 not in dims and "allowzero" in current_tracer("reshape").schema("Reshape").attributes:
@@ -187,8 +196,8 @@ class Tensor:
         if rank == 0:
             return self.reshape(-1)
         a, b = axis_of(start, rank), axis_of(end, rank)
-        kept = [d if isinstance(d, int) else -1 for d in self.shape]
-        middle = self.shape[a : b + 1]
+        kept = [d if isinstance(d, int) else -1 for d in self._dims]
+        middle = self._dims[a : b + 1]
         one = math.prod(middle) if all(isinstance(d, int) for d in middle) else -1  # type: ignore[arg-type]
         return self.reshape([*kept[:a], one, *kept[b + 1 :]])
 
@@ -223,7 +232,7 @@ class Tensor:
     def squeeze(self, axis: Axes = None) -> Tensor:
         """Remove the given axes, which must have size 1; by default all axes of size 1."""
         if axis is None:
-            axis = [i for i, d in enumerate(self.shape) if d == 1]
+            axis = [i for i, d in enumerate(self._dims) if d == 1]
         axes = axes_of(axis, self.ndim)
         return with_axes("Squeeze", self, axes) if axes else self
 
@@ -236,7 +245,9 @@ class Tensor:
     def expand(self, *shape: Any) -> Tensor:
         """Broadcast to a shape; -1 keeps a dimension."""
         wanted = list(shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape)
-        return apply("Expand", self, literal([1 if d == -1 else d for d in wanted], INT64))
+        wanted = [1 if not isinstance(d, Tensor) and d == -1 else d for d in wanted]
+        traced = any(isinstance(d, Tensor) for d in wanted)
+        return apply("Expand", self, stack_scalars(wanted) if traced else literal(wanted, INT64))
 
     def broadcast_to(self, shape: Sequence[int]) -> Tensor:
         """Broadcast to a shape."""
@@ -488,6 +499,116 @@ class Tensor:
         return apply("Softmax", self, axis=axis)
 
 
+class Size(Tensor):
+    """A size that differs between calls: an int64 scalar, which takes part in arithmetic as the integer does that it is
+    in a trace with static shapes.
+
+    Sums, differences, products, quotients (`//`) and remainders of sizes and integers are sizes. A tensor's dtype
+    counts beside it. Python's own decisions, containers and functions that need the number raise TraceError.
+    """
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]  # an integer would be found in a set by its number
+    __array_ufunc__ = None  # type: ignore[assignment]  # NumPy leaves operators to the methods below
+
+    def __repr__(self) -> str:
+        return f"<Size {self._value.name or '(unnamed)'}>"
+
+    def _no_numbers(self, what: str, instead: str) -> NoReturn:
+        raise trace_error(f"{what} needs the number in {self!r}, which differs between the calls of this graph")
+
+    def __add__(self, other: Any) -> Tensor:
+        return sized(self, other, lambda a, b: arithmetic("Add", a, b))
+
+    def __radd__(self, other: Any) -> Tensor:
+        return sized(other, self, lambda a, b: arithmetic("Add", a, b))
+
+    def __sub__(self, other: Any) -> Tensor:
+        return sized(self, other, lambda a, b: arithmetic("Sub", a, b))
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return sized(other, self, lambda a, b: arithmetic("Sub", a, b))
+
+    def __mul__(self, other: Any) -> Tensor:
+        return sized(self, other, lambda a, b: arithmetic("Mul", a, b))
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return sized(other, self, lambda a, b: arithmetic("Mul", a, b))
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return sized(self, other, floor_divide)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return sized(other, self, floor_divide)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return sized(self, other, modulo)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return sized(other, self, modulo)
+
+    def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return self // other, self % other
+
+    def __neg__(self) -> Tensor:
+        return 0 - self
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return divide(*self._beside("/", self, other))
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return divide(*self._beside("/", other, self))
+
+    def __pow__(self, other: Any) -> Tensor:
+        return arithmetic("Pow", *self._beside("**", self, other))
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return arithmetic("Pow", *self._beside("**", other, self))
+
+    def _beside(self, what: str, a: Any, b: Any) -> tuple[Any, Any]:
+        """Two operands, one of them a tensor that is no size: of numbers alone the result would be a Python number."""
+        if not any(isinstance(x, Tensor) and not isinstance(x, Size) for x in (a, b)):
+            self._no_numbers(what, "")
+        return a, b
+
+
+def size_of(x: Tensor, axis: int) -> Size:
+    """Return a size of a tensor as what the graph computes: of a symbol, or data-dependent."""
+    tracer = current_tracer("a size")
+    key = (tracer.scope, value_of(x), axis)
+    found = tracer.sizes.get(key)
+    if found is None:
+        made = apply("Gather", apply("Shape", x), literal(axis, INT64), axis=0)
+        found = tracer.sizes[key] = made._value
+        tracer.dims[found] = x._dims[axis]
+    return Size(found, tracer.scope)
+
+
+def sized(a: Any, b: Any, compute: Callable[[Any, Any], Tensor]) -> Tensor:
+    """`compute(a, b)`: a size, where both are sizes or integers. Raises TraceError beside what is no tensor either."""
+    a, b = (int(x) if isinstance(x, np.integer) else x for x in (a, b))
+    if not all(isinstance(x, Tensor | int) and not isinstance(x, bool) for x in (a, b)):
+        raise trace_error(f"{a!r} and {b!r}: beside a size that differs between calls take a tensor or an integer")
+    made = compute(a, b)
+    whole = all(isinstance(x, Size | int) for x in (a, b))
+    return Size(made._value, made._scope) if whole else made
+
+
+def _reshaped_to_sizes(x: Tensor, dims: Sequence[Any]) -> Tensor:
+    """Reshape to integers and sizes; those that are known keep their place in the result's type."""
+    tracer = current_tracer("Reshape")
+    target = stack_scalars(dims)
+    if tracer.data_of(target._value) is not None:
+        return apply("Reshape", x, target)
+    known: tuple[Dim, ...] = tuple(
+        tracer.dims.get(d._value) if isinstance(d, Tensor) else int(d) if d > 0 else None for d in dims
+    )
+    made = tracer.emit(
+        tracer.schema("Reshape"), [value_of(x), value_of(target)], {}, 1, [TensorType(x._value.dtype, known)]
+    )
+    return Tensor(made[0], tracer.scope)
+
+
 # nodes, constants and operators
 
 
@@ -537,7 +658,7 @@ def stack_scalars(parts: Sequence[Any]) -> Tensor:
     pieces: list[Tensor] = []
     for p in parts:
         if isinstance(p, Tensor):
-            pieces.append(p.astype(INT64).reshape(1) if p.shape != (1,) else p.astype(INT64))
+            pieces.append(p.astype(INT64).reshape(1) if p._dims != (1,) else p.astype(INT64))
         else:
             pieces.append(literal([p], INT64))
     return pieces[0] if len(pieces) == 1 else apply("Concat", *pieces, axis=0)
@@ -595,7 +716,7 @@ def with_axes(op_type: str, x: Tensor, axes: Sequence[int], **attributes: Attrib
 
 def both(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     """Convert two operands, at least one of them a tensor, to tensors of their promoted dtype."""
-    tensor, other = (a, b) if isinstance(a, Tensor) else (b, a)
+    tensor, other = (b, a) if not isinstance(a, Tensor) or (isinstance(a, Size) and isinstance(b, Tensor)) else (a, b)
     floating = promotion.is_weak_float(other) and not is_float(tensor.dtype)
     a, b = _promoted_operand(a, tensor.dtype), _promoted_operand(b, tensor.dtype)
     if a._value.dtype == b._value.dtype:
@@ -605,6 +726,11 @@ def both(a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 
 def _promoted_operand(x: Any, dtype: np.dtype) -> Tensor:
+    if isinstance(x, Size):
+        wanted = promotion.literal_dtype(1, dtype)
+        if is_integer(wanted) and wanted.itemsize < 4:
+            raise trace_error(f"{x!r} may be more than {dtype} holds")
+        return x.astype(wanted)
     if isinstance(x, Tensor):
         return x
     if isinstance(x, bool | int | float):
@@ -816,11 +942,11 @@ def _basic(x: Tensor, parts: Sequence[Any]) -> Tensor:
             place += 1
             continue
         if isinstance(p, int):
-            at = _position(p, x.shape[axis], axis, x)
+            at = _position(p, x._dims[axis], axis, x)
             bounds.append((at, _LAST if at == -1 else at + 1, axis, 1))
             dropped.append(axis)
         elif isinstance(p, slice):
-            found = _slice(p, x.shape[axis])
+            found = _slice(p, x._dims[axis])
             if found is not None:
                 bounds.append((found[0], found[1], axis, found[2]))
             place += 1
@@ -910,9 +1036,9 @@ def _single(x: Tensor, parts: Sequence[Any], part: Any) -> Tensor | None:
         if isinstance(part, np.ndarray):
             (part,) = _positions(part, axis, x)
         else:
-            _check_mask(part.shape, axis, x)
+            _check_mask(part._dims, axis, x)
             return apply("Compress", x, part, axis=axis)
-    _check_range(part, x.shape[axis], axis, x)
+    _check_range(part, x._dims[axis], axis, x)
     return apply("Gather", x, _indices(part), axis=axis)
 
 
@@ -926,12 +1052,12 @@ def _advanced(x: Tensor, parts: Sequence[Any]) -> Tensor:
         if p is _NEW or isinstance(p, slice):
             rest.append(None)
         elif isinstance(p, int):
-            _position(p, x.shape[axis], axis, x)
+            _position(p, x._dims[axis], axis, x)
         elif p.dtype == BOOL:
-            _check_mask(p.shape, axis, x)
+            _check_mask(p._dims if isinstance(p, Tensor) else p.shape, axis, x)
             rest.extend(_positions(p, axis, x) if isinstance(p, np.ndarray) else _traced_positions(p))
         else:
-            _check_range(p, x.shape[axis], axis, x)
+            _check_range(p, x._dims[axis], axis, x)
             rest.append(p)
         axis += _consumed(p)
     # NumPy puts the indexed axes at the position of the first index if all are adjacent, else in front
@@ -961,7 +1087,7 @@ def _stacked(parts: Sequence[Any]) -> tuple[Tensor, int]:
         return constant(stacked), stacked.ndim - 1
     tensors = [_indices(p) for p in parts]
     rank = max(t.ndim for t in tensors)
-    if len({t.shape for t in tensors}) > 1 or any(None in t.shape for t in tensors):
+    if len({t._dims for t in tensors}) > 1 or any(None in t._dims for t in tensors):
         total = tensors[0]
         for t in tensors[1:]:  # a sum has the broadcast shape, also where dimensions depend on data
             total = total + t
@@ -986,7 +1112,7 @@ def _traced_positions(mask: Tensor) -> list[Tensor]:
 
 
 def _check_mask(shape: Sequence[Any], axis: int, x: Tensor) -> None:
-    for i, (a, b) in enumerate(zip(shape, x.shape[axis:], strict=False)):
+    for i, (a, b) in enumerate(zip(shape, x._dims[axis:], strict=False)):
         if isinstance(a, int) and isinstance(b, int) and a != b:
             raise trace_error(f"a mask of shape {tuple(shape)} does not fit axis {axis + i} of {x!r}")
 

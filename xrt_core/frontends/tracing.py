@@ -16,7 +16,7 @@ from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Attribute, Node, Valu
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import Schema, find_schema, latest_opset, why_unknown
-from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
+from xrt_core.ir.types import STRING, Dim, SequenceType, TensorType, ValueType
 
 _tracer: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("xrt_tracer", default=None)
 _marks: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("xrt_marks", default=())
@@ -107,11 +107,16 @@ class Tracer:
     pinned: domain -> opset that the graph sets; other domains are traced at the newest opset of the `onnx` package.
     opsets: domain -> opset for the domains used so far.
     known: results of nodes that shape arithmetic has evaluated. loss: the value `backward` was called on.
-    blocks: the number of `power_by_engine` blocks entered.
+    blocks: the number of `power_by_engine` blocks entered. has_symbols: inputs have symbolic dimensions, and sizes that
+    are no integers are values of the graph. sizes: those that were read, by scope, tensor and axis; dims: their
+    dimensions.
     """
 
-    def __init__(self, label: str, pinned: Mapping[str, int]) -> None:
+    def __init__(self, label: str, pinned: Mapping[str, int], has_symbols: bool = False) -> None:
         self.label = label
+        self.has_symbols = has_symbols
+        self.sizes: dict[tuple[Scope, Value, int], Value] = {}
+        self.dims: dict[Value, Dim] = {}
         self.pinned = pinned
         self.opsets: dict[str, int] = {"": pinned.get("", 0) or latest_opset("")}
         self.known: dict[Value, np.ndarray] = {}

@@ -154,8 +154,11 @@ class BackgroundCompiler:
             return
         record.state = "planning"
         task = BackgroundTask(self, lambda: not (self.closed or record.done.is_set() or plan.is_dropped))
+        from xrt_core.host.blas_threads import fewer_blas_threads
+
         try:
-            call_with_timeout(self.settings.timeout, _prepare, plan, inputs, task)
+            with fewer_blas_threads():  # a worker starts, and is asked what engines take
+                call_with_timeout(self.settings.timeout, _prepare, plan, inputs, task)
             record.state = "planned"
             record.done.set()
         except CallTimeout as e:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from xrt_core.ir.symbols import size_of
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
+from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.symbolic_shapes import function_at
 from xrt_core.runtime.arrays import Range
 from xrt_core.runtime.binding import taken_at
@@ -39,6 +40,10 @@ from xrt_core.verify.verdict import HOST, Outcome, Piece
 Compile = Callable[[Function, str, bool, bool], Executable]
 """(function, engine, fused, shared) -> executable, of a function that the engine supports as a whole. shared: see
 `CompileOptions`."""
+
+_ENOUGH: Final = 2e9
+"""FLOPs of a run on which a symbolic function is examined: some 50 ms of a host, which runs several of them while the
+program waits for its engine."""
 
 
 class CompositeExecutable(Executable):
@@ -218,7 +223,10 @@ def evaluate_candidates(
     """`evaluate` a function in this process on each of `engines`, and, where times are compared, on each with the host
     alone. on_compile, on_compiled: called with the engine's name before, and after each compilation. owns_process: as
     for `StressTest`. ranges, place: as for `evaluate`. sizes: of the symbols of a symbolic function, which is evaluated
-    as the static one for these, and then checked for others (`other_sizes`)."""
+    as the static one for these, or for less of the same (`lighter_sizes`), and then checked for others
+    (`other_sizes`)."""
+    if function.is_symbolic and inputs is None:
+        sizes = lighter_sizes(function, sizes)
     static = function_at(function, sizes)
     made_for: dict[str, Executable] = {}
 
@@ -265,6 +273,37 @@ def evaluate_candidates(
     return found
 
 
+def _wrong_for_other_sizes(
+    function: Function, sizes: Mapping[str, int], made: Executable | None, tolerance: Mapping[str, Tolerance]
+) -> str:
+    """What is wrong with the results of a symbolic function's executable for other sizes; "" for nothing."""
+    if made is None:
+        return ""
+    for other in other_sizes(function, sizes):
+        checker = checker_at(function, other)
+        if checker is None or not checker.is_informative:
+            continue
+        check = checker.check(made, tolerance)
+        if not (check.is_right or check.is_doubtful):
+            shown = ", ".join(f"{k} = {v}" for k, v in other.items())
+            return f"for {shown}: {check.reason}"
+    return ""
+
+
+def lighter_sizes(function: Function, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Sizes of the symbols like these, of which a run takes about `_ENOUGH` FLOPs, if that is less; these, if the
+    function does not take others of their kind. The power of two, up to 32, that divides a size divides the other as
+    well: strides may need it."""
+    steps = {name: min(n & -n, 32) for name, n in sizes.items()}
+    found = dict(sizes)
+    while sum(map(flops, function_at(function, found).body.nodes)) > _ENOUGH:
+        name = max(found, key=lambda s: found[s] // steps[s])
+        if found[name] <= steps[name]:
+            break
+        found[name] = max(1, found[name] // 2 // steps[name]) * steps[name]
+    return found if found != dict(sizes) and checker_at(function, found) is not None else sizes
+
+
 def other_sizes(function: Function, sizes: Mapping[str, int]) -> list[dict[str, int]]:
     """Sizes of the symbols of a function other than these, and not larger: all of them different and small, and 1."""
     small = {name: min(2 + i, size) for i, (name, size) in enumerate(sorted(sizes.items()))}
@@ -277,23 +316,13 @@ def other_sizes(function: Function, sizes: Mapping[str, int]) -> list[dict[str, 
     return found
 
 
-def _wrong_for_other_sizes(
-    function: Function, sizes: Mapping[str, int], made: Executable | None, tolerance: Mapping[str, Tolerance]
-) -> str:
-    """What is wrong with the results of a symbolic function's executable for other sizes; "" for nothing."""
-    if made is None:
-        return ""
-    for other in other_sizes(function, sizes):
-        static = function_at(function, other)
-        checker = ResultChecker(static, synthesize_inputs(static, "gentle"))
-        try:
-            given = [x.shape for x in checker.expected()]
-        except XRTError:  # the model itself does not take these sizes
-            continue
-        if given != [r.shape for r in static.returns] or not checker.is_informative:  # nor are they within its guards
-            continue
-        check = checker.check(made, tolerance)
-        if not (check.is_right or check.is_doubtful):
-            shown = ", ".join(f"{k} = {v}" for k, v in other.items())
-            return f"for {shown}: {check.reason}"
-    return ""
+def checker_at(function: Function, sizes: Mapping[str, int]) -> ResultChecker | None:
+    """The checker of results for these sizes of a function's symbols; None where it does not take them: the host
+    rejects them, or the shapes of its results are not those that the function declares."""
+    static = function_at(function, sizes)
+    checker = ResultChecker(static, synthesize_inputs(static, "gentle"))
+    try:
+        given = [x.shape for x in checker.expected()]
+    except XRTError:
+        return None
+    return checker if given == [r.shape for r in static.returns] else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import statistics
@@ -26,6 +27,7 @@ from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, Sta
 from xrt_core.guard.sampling import SamplingSchedule, comparisons
 from xrt_core.guard.timeouts import CallTimeout, TimedCaller, watchdog
 from xrt_core.guard.worker_pool import WorkerFailure
+from xrt_core.host.blas_threads import fewer_blas_threads, fewer_on_busy_machine
 from xrt_core.ir.symbols import Declared
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.passes.symbolic_shapes import function_at
@@ -60,6 +62,7 @@ _LIMIT: Final = 100.0
 _SHORTEST_LIMIT: Final = 10.0  # seconds
 """Where `guard_run_timeout` is not given: how many times what the host takes a run may take, but for the shortest."""
 _WORTH_LIMITING: Final = 2e-3  # seconds; the limit of a run that takes so long costs below 1 %
+_AS_IT_IS: Final = contextlib.nullcontext()
 _FATAL: Final[Mapping[str, str]] = MappingProxyType(
     {"hung": "it hung", "crashed": "its process ended", "memory": "its process ended", "closed": "its process is gone"}
 )
@@ -248,8 +251,10 @@ class GuardedLaunch(Launch):
         record.host_calls += 1
         if self.synchronize is not None and record.host_calls > _TIMED_FIRST and record.host_calls & _TIMED_EVERY - 1:
             return self.on_host(arrays)  # a host on a device runs ahead of it
+        is_long = bool(record.host_seconds) and record.host_seconds[-1] > _WORTH_LIMITING
         start = self._begin()
-        results = self.on_host(arrays)
+        with fewer_on_busy_machine() if is_long else _AS_IT_IS:
+            results = self.on_host(arrays)
         record.host_seconds.append(self._seconds_since(start))
         return results
 
@@ -430,7 +435,8 @@ class GuardedLaunch(Launch):
             failure, kind = _failure_of(e, self.engine)
         else:
             if schedule.is_synchronous:
-                expected = self._compare(kept, copies, number, seconds, schedule, copying)
+                with fewer_blas_threads():  # the engine's threads may still spin
+                    expected = self._compare(kept, copies, number, seconds, schedule, copying)
                 return results if expected is None else expected
             work = partial(self._compare, kept, copies, number, seconds, schedule, copying)
             if not comparisons().submit(work):

@@ -16,8 +16,8 @@ from xrt_core.engine.forking import in_forked_process
 from xrt_core.errors import describe
 from xrt_core.events import logger
 
-_lock = threading.Lock()
-_wanted: list[int] = []
+_lock = threading.RLock()  # a signal's handler may compute as well
+_wanted: dict[object, int] = {}
 """The most threads that each body which runs now allows."""
 _libraries: list[Any] = []
 """The BLAS libraries, as `threadpoolctl` knows them, once they were looked for: reading them takes 0.4 to 10 ms."""
@@ -31,28 +31,34 @@ def fewer_blas_threads(most: int = 0) -> Iterator[None]:
 
     most: 0 for half of the processors. With 1, no thread of the BLAS spins after the last product, as OpenBLAS's do for
     some 80 ms. Bodies may overlap: the fewest count, and what was set is set back after the last one, unless somebody
-    else set it meanwhile. For threads that no signal interrupts.
+    else set it meanwhile.
     """
-    most = most or _half()
-    with _lock:
-        _wanted.append(most)
-        _limit(min(_wanted))
+    body = object()
     try:
-        yield
-    finally:
         with _lock:
-            _wanted.remove(most)
+            _wanted[body] = most or _half()
+            _limit(min(_wanted.values()))
+        yield
+    finally:  # also where a signal ends the body before it began
+        with _lock:
+            _wanted.pop(body, None)
             if _wanted:
-                _limit(min(_wanted))
+                _limit(min(_wanted.values()))
             else:
                 _restore()
+
+
+def fewer_on_busy_machine() -> contextlib.AbstractContextManager[None]:
+    """`fewer_blas_threads` where more wants to run on this machine than it has processors, else nothing."""
+    busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
+    return fewer_blas_threads() if busy else contextlib.nullcontext()
 
 
 def use_fewer_blas_threads() -> None:
     """At most half of the processors for good, for a process of XRT's own."""
     with _lock:
-        _wanted.append(_half())
-        _limit(min(_wanted))
+        _wanted[object()] = _half()
+        _limit(min(_wanted.values()))
 
 
 def _half() -> int:
@@ -98,7 +104,7 @@ def _restore() -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _wanted.clear()
     _restore()
 

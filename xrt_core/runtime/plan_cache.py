@@ -176,6 +176,11 @@ class PlanCache:
             key, values = shapes, None
         return self._get_or_make(key, lambda: self._new_plan(arrays, values is not None))
 
+    @property
+    def has_symbolic(self) -> bool:
+        """Whether there is a plan for a symbolic signature."""
+        return bool(self._symbolic)
+
     def known_plan(self, arrays: Sequence[Any]) -> Plan | None:
         """The plan that is there for the signature of these arguments, or None."""
         shapes, values = tuple([_part(a) for a in arrays]), self.values(arrays)

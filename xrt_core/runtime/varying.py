@@ -33,10 +33,18 @@ class VaryingShapes:
 
     declared: the shapes that the user declared, planned so from the first call on. wanted_after: how many exact
     signatures there should be before a symbolic one, None where no engine takes it; asked at each new signature.
+    varied_alone: dimensions are symbols that differed, and no others that the graph leaves open.
     """
 
-    def __init__(self, graph: Graph, declared: Declared | None, wanted_after: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        declared: Declared | None,
+        wanted_after: Callable[[], int | None],
+        varied_alone: bool = False,
+    ) -> None:
         self.declared = declared
+        self._varied_alone = varied_alone
         self.reason = ""
         self._names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         self._types = tuple(v.type for v in graph.inputs)
@@ -118,6 +126,8 @@ class VaryingShapes:
             for axis in range(len(shape)):
                 sizes = tuple(s[i][axis] for s in seen)
                 if isinstance(own[axis], int) or shape[axis] == 0:
+                    continue
+                if self._varied_alone and len(set(sizes)) == 1:
                     continue
                 name = own[axis]
                 open_.append((i, axis, name if isinstance(name, str) and _IDENTIFIER.match(name) else None, sizes))

@@ -67,7 +67,7 @@ class Forward:
         """Return the static shape of a tensor. Raises GradientError if it is not static."""
         if not x._value.is_static:
             raise self.error(f"the shape of {x.name!r} is {x.type}; specialise the graph for a signature first")
-        return tuple(int(d) for d in x.shape)  # type: ignore[arg-type]
+        return tuple(int(d) for d in x.shape)
 
 
 class Backward(Forward):
@@ -118,7 +118,7 @@ def describe(node: Node) -> str:
 def dims(x: Tensor) -> Any:
     """Return the shape of a tensor: a tuple of integers if it is static, else an int64 tensor."""
     if x._value.is_static:
-        return tuple(int(d) for d in x.shape)  # type: ignore[arg-type]
+        return tuple(int(d) for d in x.shape)
     return ops.Shape(x)
 
 
@@ -153,7 +153,7 @@ def expanded(x: Tensor, like: Tensor) -> Tensor:
 def filled(like: Tensor, value: float = 0.0, dtype: Any = None) -> Tensor:
     """Return a tensor of the shape of `like`, filled with `value`."""
     dtype = like.dtype if dtype is None else dtype
-    if like._value.is_static and math.prod(like.shape) == 1:  # type: ignore[arg-type]
+    if like._value.is_static and math.prod(like.shape) == 1:
         return literal(np.full(like.shape, value), dtype)
     one = literal(value, dtype)
     return known_as(ops.Expand(one, shape_tensor(like)), like)

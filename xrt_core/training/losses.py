@@ -61,7 +61,7 @@ def cross_entropy(
         spread: Any = log_prob if each is None else log_prob * each.reshape([1, -1, *[1] * (scores.ndim - 2)])
         spread = sum_over(spread, [1], keepdims=False)
         spread = spread if counted is None else where(counted, spread, 0.0)
-        total = total * (1.0 - smoothing) - spread.sum() * (smoothing / scores.shape[1])  # type: ignore[operator]
+        total = total * (1.0 - smoothing) - spread.sum() * (smoothing / scores.shape[1])
     if count is None:
         return cast(Tensor, total / ops.Size(labels).astype(scores.dtype))
     count = count.sum()
@@ -71,7 +71,7 @@ def cross_entropy(
 def _of_probabilities(scores: Tensor, labels: Tensor, smoothing: float, weights: np.ndarray | None) -> Tensor:
     labels = labels.astype(scores.dtype)
     if smoothing:
-        labels = labels * (1.0 - smoothing) + smoothing / scores.shape[1]  # type: ignore[operator]
+        labels = labels * (1.0 - smoothing) + smoothing / scores.shape[1]
     if weights is not None:
         labels = labels * literal(weights.reshape([1, -1, *[1] * (scores.ndim - 2)]), scores.dtype)
     made: Tensor = ops.LogSoftmax(scores, axis=1) * labels

@@ -329,8 +329,9 @@ class IOutputAllocator:
 class Context:
     """IExecutionContext: checks what it is given, and computes when it is enqueued.
 
-    An output of open shape needs an allocator. Its run is waited for until the shape is known, within the call, so it
-    cannot be captured.
+    A new one runs by the first profile; work that switches to another one waits in a stream like any other, and shapes
+    are to be set again. An output of open shape needs an allocator. Its run is waited for until the shape is known,
+    within the call, so it cannot be captured.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -342,10 +343,22 @@ class Context:
         self.allocators: dict[str, weakref.ref[IOutputAllocator]] = {}
         self.streams: list[int] = []
         self.devices: list[int] = []
+        self.chosen = self.active = 0
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        if not 0 <= profile_index < len(self.engine.profiles):
+            return False
+        self.chosen = profile_index
+        self.shapes.clear()
+        self.engine.cuda.put(stream_handle, lambda: setattr(self, "active", profile_index))
+        return True
 
     def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
         self.shapes[name] = tuple(shape)
-        return self.engine.largest is None or shape[0] <= self.engine.largest
+        if not self.engine.profiles:
+            return True
+        least, most = self.engine.profiles[self.chosen]
+        return least <= shape[0] <= most
 
     def infer_shapes(self) -> list[str]:
         if self.engine.uninferable:
@@ -390,6 +403,7 @@ class Context:
         if self.engine.broken:
             self.engine.logger.log(Severity.ERROR, self.engine.broken)
             return False
+        assert self.active == self.chosen, "the profile is still being switched"
         assert set(self.addresses) | set(self.allocators) == set(self.engine.tensors)
         assert all(a and a % ALIGNMENT == 0 for a in self.addresses.values())
         assert self.memory is not None or not self.engine.device_memory_size_v2
@@ -462,7 +476,9 @@ class RuntimeConfig:
 
 
 class Engine:
-    """ICudaEngine of a function of NumPy arrays. largest: of the first dimension, None for static shapes."""
+    """ICudaEngine of a function of NumPy arrays. largest: of the first dimension, None for static shapes. profiles:
+    least and largest of each, of which there is one unless they are set.
+    """
 
     def __init__(
         self,
@@ -478,6 +494,7 @@ class Engine:
         self.inputs = {p.name: p for p in inputs}
         self.outputs = {p.name: p for p in outputs}
         self.largest = largest
+        self.profiles = [] if largest is None else [(1, largest)]
         self.scratch = scratch
         self.device_memory_size_v2 = scratch
         self.tensors = [*self.inputs, *self.outputs]

@@ -352,7 +352,7 @@ def test_one_engine_for_every_batch(engine: TensorRTEngine) -> None:
     two, five = _compile(compiler, _mlp(2)), _compile(compiler, _mlp(5))
 
     assert two.built is five.built
-    assert two.built.manifest.profile == (1, 8, 16)
+    assert two.built.manifest.profiles == ((1, 8, 16),)
 
 
 def test_the_open_network(engine: TensorRTEngine) -> None:
@@ -375,9 +375,41 @@ def test_a_larger_batch_rebuilds(engine: TensorRTEngine, caplog: pytest.LogCaptu
         _compile(compiler, _mlp(9))
 
     assert large.built is small.built
-    assert small.built.manifest.profile == (1, 9, 9)
+    assert small.built.manifest.profiles == ((1, 9, 9),)
     assert small.built.blob != first
     assert len([r for r in caplog.records if "was built anew for up to 9" in r.message]) == 1
+
+
+def test_regimes_of_batches_are_tuned_apart(
+    engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One engine has a profile for each; a batch between two has an engine of its own, one above them all lets the last
+    grow."""
+    built: list[int] = []
+    build = _toolkit.Network.build
+
+    def counted(self: _toolkit.Network, config: Any) -> bytes:
+        built.append(config.num_optimization_profiles)
+        return build(self, config)
+
+    monkeypatch.setattr(_toolkit.Network, "build", counted)
+    compiler = _compiler(engine, extra={"profiles": [[1, 1, 1], [8, 16, 32]]})
+    one, many = _compile(compiler, _mlp(1)), _compile(compiler, _mlp(20))
+    assert one.built is many.built
+    assert one.built.manifest.profiles == ((1, 1, 1), (8, 16, 32))
+    assert [one.built.manifest.profile_for(n) for n in (1, 2, 8, 32, 33)] == [0, None, 1, 1, None]
+    between = _compile(compiler, _mlp(3))
+    assert between.built.manifest.profiles == ()
+    with caplog.at_level(logging.WARNING, "xrt.tensorrt"):
+        large = _compile(compiler, _mlp(40))
+    assert large.built is one.built
+    assert one.built.manifest.profiles == ((1, 1, 1), (8, 16, 40))
+    assert built == [2, 0, 2]
+    assert len([r for r in caplog.records if "was built anew for up to 40" in r.message]) == 1
+    again = _compiler(engine, extra={"profiles": [[1, 1, 1], [8, 16, 32]]})
+    loaded = again.load_code(large.serialize_code(), _mlp(40))
+    assert isinstance(loaded, TensorRTExecutable)
+    assert _compile(again, _mlp(1)).built is loaded.built
 
 
 def test_the_old_engine_stays_where_no_larger_one_is_built(
@@ -399,7 +431,7 @@ def test_the_old_engine_stays_where_no_larger_one_is_built(
 
     assert small.built.blob == before
     assert small.built.largest == 4
-    assert large.built.manifest.profile is None
+    assert large.built.manifest.profiles == ()
 
 
 def _with_constant(batch: int, rows: int) -> Function:
@@ -411,8 +443,8 @@ def _with_constant(batch: int, rows: int) -> Function:
 def test_a_constant_that_holds_the_batch_keeps_it_closed(engine: TensorRTEngine) -> None:
     """A function that does not go with other batches is built for its own alone."""
     compiler = _compiler(engine, max_batch_size=8)
-    assert _compile(compiler, _with_constant(3, 3)).built.manifest.profile is None
-    assert _compile(compiler, _with_constant(3, 1)).built.manifest.profile == (1, 3, 8)
+    assert _compile(compiler, _with_constant(3, 3)).built.manifest.profiles == ()
+    assert _compile(compiler, _with_constant(3, 1)).built.manifest.profiles == ((1, 3, 8),)
 
 
 def test_another_value_is_another_engine(engine: TensorRTEngine) -> None:
@@ -431,7 +463,7 @@ def test_results_without_the_batch_keep_it_closed(engine: TensorRTEngine) -> Non
     x, y = _value("x", F32, 2, 4), _value("y", F32, 1, 4)
     axes = Value.constant(np.array([0]), "axes")
     function = _function([x], [Node("ReduceSum", [x, axes], [y], version=13)], [y])
-    assert _compile(_compiler(engine, max_batch_size=8), function).built.manifest.profile is None
+    assert _compile(_compiler(engine, max_batch_size=8), function).built.manifest.profiles == ()
 
 
 def test_loaded_engines_serve_other_batches(engine: TensorRTEngine) -> None:

@@ -112,6 +112,13 @@ def test_another_device(engine: TensorRTEngine) -> None:
         ({"tf32": 1}, "'tf32' is 1; it takes True or False"),
         ({"opt_batch": 0}, "'opt_batch' is 0; it takes a positive integer"),
         ({"hardware_compatibility": "all"}, "is 'all'; it takes none, ampere_plus"),
+        ({"profiles": 8}, "'profiles' is 8; it takes the least, usual and largest batch"),
+        ({"profiles": []}, r"'profiles' is \[\]; it takes"),
+        ({"profiles": [[1, 2]]}, "'profiles' is .*; it takes the least, usual"),
+        ({"profiles": [[1, True, 2]]}, "'profiles' is .*; it takes the least, usual"),
+        ({"profiles": [[1, 4, 8], [8, 9, 10]]}, r"\[8, 9, 10\] after batch 8; it takes .*ascending"),
+        ({"profiles": [[2, 1, 4]]}, r"\[2, 1, 4\] after batch 0"),
+        ({"profiles": [[1, 1, 4]], "opt_batch": 2}, "both say what to tune for"),
     ],
 )
 def test_wrong_options_are_errors(engine: TensorRTEngine, extra: dict[str, Any], reason: str) -> None:
@@ -120,11 +127,20 @@ def test_wrong_options_are_errors(engine: TensorRTEngine, extra: dict[str, Any],
         engine.compiler("cuda:0", CompileOptions(extra=extra))
 
 
+def test_regimes_and_the_largest_batch_agree(engine: TensorRTEngine) -> None:
+    """The last one says it."""
+    options = CompileOptions(max_batch_size=64, extra={"profiles": [[1, 1, 4]]})
+    with pytest.raises(OptionError, match="ends at batch 4, max_batch_size is 64"):
+        engine.compiler("cuda:0", options)
+
+
 def test_options_are_read() -> None:
     """Core options and the engine's own end up in the settings; the unfused build optimises nothing."""
     options = CompileOptions(workspace_bytes=1 << 20, max_batch_size=8, extra={"tf32": False, "opt_batch": 4})
     assert Settings.of(options) == Settings(workspace=1 << 20, max_batch=8, tf32=False, opt_batch=4)
     assert Settings.of(CompileOptions(fused=False)).optimization_level == 0
+    regimes = Settings.of(CompileOptions(extra={"profiles": [[1, 1, 1], [2, 8, 32]]}))
+    assert (regimes.profiles, regimes.max_batch) == (((1, 1, 1), (2, 8, 32)), 32)
 
 
 @pytest.mark.parametrize(

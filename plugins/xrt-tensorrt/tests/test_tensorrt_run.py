@@ -90,8 +90,8 @@ def _executable(
     blob = f"engine {len(standin.MODULE.engines)}".encode()
     standin.MODULE.engines[blob] = engine
     names = tuple(p.name for p in ins), tuple(p.name for p in outs)
-    profile = None if largest is None else (1, largest, largest)
-    manifest = Manifest(flavour, "10.9.0.34", ("sm_89",), False, "none", False, profile, *names)
+    profiles = () if largest is None else ((1, largest, largest),)
+    manifest = Manifest(flavour, "10.9.0.34", ("sm_89",), False, "none", False, profiles, *names)
     built = BuiltEngine(_toolkit.Toolkit(standin.MODULE, flavour), 0, manifest, blob)
     return TensorRTExecutable(built, ins, outs, graph), engine
 
@@ -1025,6 +1025,38 @@ def test_a_batch_outside_the_profile(cuda: standin.Cuda) -> None:
     executable, _ = _executable(cuda, lambda x: [x], _params("x", (9, 3)), _params("y", (9, 3)), largest=4)
     with pytest.raises(ExecutionError, match="outside the engine's profile"):
         executable.run(_arrays(0, (9, 3)))
+
+
+@pytest.mark.parametrize(("batch", "number"), [(1, 0), (2, 1), (32, 1), (33, 2)])
+def test_a_batch_runs_by_the_profile_that_holds_it(cuda: standin.Cuda, batch: int, number: int) -> None:
+    """A context switches to it before its shapes are set, and no run comes before it has."""
+    shapes = _params("x", (batch, 3)), _params("y", (batch, 3))
+    executable, engine = _executable(cuda, lambda x: [x * 2], *shapes, largest=64)
+    engine.profiles = [(1, 1), (2, 32), (33, 64)]
+    _set_profiles(executable, ((1, 1, 1), (2, 8, 32), (33, 64, 64)))
+    (x,) = _arrays(0, (batch, 3))
+    np.testing.assert_array_equal(np.asarray(executable.run([x])[0]), x * 2)
+    (context,) = engine.contexts
+    assert (context.chosen, context.active) == (number, number)
+    np.testing.assert_array_equal(np.asarray(executable.run([x])[0]), x * 2)
+    assert len(engine.contexts) == 1
+
+
+def test_a_batch_between_profiles(cuda: standin.Cuda) -> None:
+    """And a profile that the library does not take: errors that say so."""
+    shapes = _params("x", (3, 3)), _params("y", (3, 3))
+    executable, engine = _executable(cuda, lambda x: [x * 2], *shapes, largest=64)
+    engine.profiles = [(1, 1)]
+    _set_profiles(executable, ((1, 1, 1), (8, 16, 64)))
+    with pytest.raises(ExecutionError, match=r"batch 3 is outside the engine's profiles \(1 to 1, 8 to 64\)"):
+        executable.run(_arrays(0, (3, 3)))
+    _set_profiles(executable, ((1, 1, 1), (2, 16, 64)))
+    with pytest.raises(ExecutionError, match="optimisation profile 1 is not taken"):
+        executable.run(_arrays(0, (3, 3)))
+
+
+def _set_profiles(executable: TensorRTExecutable, profiles: tuple[tuple[int, int, int], ...]) -> None:
+    executable.built.manifest = replace(executable.built.manifest, profiles=profiles)
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

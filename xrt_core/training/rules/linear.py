@@ -76,7 +76,7 @@ def einsum(ctx: Backward) -> Any:
         if missing:
             full = ctx.shape(x)
             target = [full[whole.index(c)] if k in missing else found.shape[k] for k, c in enumerate(term)]
-            found = ops.Expand(found, [int(d) for d in target])  # type: ignore[arg-type]
+            found = ops.Expand(found, [int(d) for d in target])
         if whole != term:
             found = _on_diagonal(found, whole, term, ctx.shape(x))
         results.append(reduced(found, x, ctx.node))

@@ -76,7 +76,7 @@ def _all_outputs(ctx: Backward) -> list[Any]:
 def moved(x: Tensor, axis: int, index: np.ndarray) -> Tensor:
     """Return `x` rearranged along `axis`: position j has element `index[j]`, or zero if that is -1."""
     size = x.shape[axis]
-    if np.array_equal(index, np.arange(int(size))):  # type: ignore[arg-type]
+    if np.array_equal(index, np.arange(int(size))):
         return x
     inside = np.flatnonzero(index >= 0)
     first, count = (int(inside[0]), len(inside)) if len(inside) else (0, 0)
@@ -89,7 +89,7 @@ def moved(x: Tensor, axis: int, index: np.ndarray) -> Tensor:
         if not all(isinstance(d, int) for d in one):
             raise GradientError(f"no gradient: {x!r} is cut in steps and has unknown dimensions; specialise first")
         x = ops.Concat(x, literal_zeros(x, one), axis=axis)
-        index = np.where(index < 0, size, index)  # type: ignore[arg-type]
+        index = np.where(index < 0, size, index)
     made: Tensor = ops.Gather(x, literal_index(index), axis=axis)
     return made
 

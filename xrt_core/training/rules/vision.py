@@ -208,7 +208,7 @@ def roi_align(ctx: Forward) -> Any:
         axes.append([(low, (1.0 - (at - low)) * valid), (ops.Min(low + 1.0, float(size - 1)), (at - low) * valid)])
 
     def taken(source: Tensor, axis: int, at: Tensor) -> Tensor:
-        sizes = [int(d) for d in source.shape]  # type: ignore[arg-type]
+        sizes = [int(d) for d in source.shape]
         sizes[axis] = bins[axis - 2] * count
         index = _integers(at, shape[axis]).reshape([regions, 1, *(sizes[i] if i == axis else 1 for i in (2, 3))])
         made: Tensor = ops.GatherElements(source, ops.Expand(index, sizes), axis=axis)

@@ -201,6 +201,17 @@ class Toolkit:
                 raise ExecutionError(f"tensorrt: no execution context: {'; '.join(said) or 'no reason was given'}")
         return context
 
+    def use_profile(self, context: Any, number: int, stream: int) -> None:
+        """Let a context run by another of its engine's optimisation profiles; work for that goes to the stream.
+
+        Raises ExecutionError with the library's own words.
+        """
+        with self._messages.collect() as said:
+            if not context.set_optimization_profile_async(number, stream):
+                raise ExecutionError(
+                    f"tensorrt: optimisation profile {number} is not taken: {'; '.join(said) or 'no reason was given'}"
+                )
+
     def tensors(self, engine: Any) -> frozenset[str]:
         """Names of an engine's inputs and outputs; an input that nothing reads may be missing.
 

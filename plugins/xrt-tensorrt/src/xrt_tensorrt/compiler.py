@@ -33,7 +33,7 @@ from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.executable import TensorRTExecutable, read_blob
 from xrt_tensorrt.expansion import expand
 from xrt_tensorrt.joining import join
-from xrt_tensorrt.settings import Settings, check_target, tolerance_of
+from xrt_tensorrt.settings import Profile, Settings, check_target, tolerance_of
 from xrt_tensorrt.splitting import split
 from xrt_tensorrt.support import misfits, verdict
 
@@ -108,7 +108,7 @@ class TensorRTCompiler(GraphCompiler):
 
     def _static(self, function: Function) -> BuiltEngine:
         if not self._settings.refit:
-            return self._built(self.network(function), function, None)
+            return self._built(self.network(function), function)
         key = form_of(function)
         with self._lock:
             known = self._forms.get(key)
@@ -123,7 +123,7 @@ class TensorRTCompiler(GraphCompiler):
             else:
                 log.info("function %s gets the engine of one with other weights", function.name)
                 return same
-        built = self._built(self.network(function), function, None)
+        built = self._built(self.network(function), function)
         with self._lock:
             self._forms[key] = built
             while len(self._forms) > _MOST_FORMS:
@@ -171,13 +171,13 @@ class TensorRTCompiler(GraphCompiler):
         function = aligned(_with_widened(function))
         return self._model(function, [verdict(n).way for n in function.body.nodes])
 
-    def _built(self, network: Network, function: Function, profile: tuple[int, int, int] | None) -> BuiltEngine:
-        """profile: least, usual and largest batch of a network whose batch is open."""
+    def _built(self, network: Network, function: Function, profiles: Sequence[Profile] = ()) -> BuiltEngine:
+        """profiles: least, usual and largest batch of each regime, of a network whose batch is open."""
         settings, toolkit = self._settings, self._toolkit
         if network.by_kernels:  # no model has what their layers hold, so nothing could give it back
             settings = replace(settings, strip_weights=False)
         config = toolkit.configure(network.builder, settings)
-        if profile is not None:
+        for profile in profiles:
             _set_profile(network, config, function, profile)
         with timing.kept(toolkit, config, settings.timing_cache):
             try:
@@ -197,7 +197,7 @@ class TensorRTCompiler(GraphCompiler):
             version_compatible=settings.version_compatible,
             hardware_compatibility="none" if toolkit.is_rtx else settings.hardware_compatibility,
             stripped=settings.strip_weights,
-            profile=profile,
+            profiles=tuple(profiles),
             inputs=network.model.inputs,
             outputs=network.model.outputs,
             model="" if toolkit.is_rtx or not self._here else _cuda.model(self._device),
@@ -208,16 +208,20 @@ class TensorRTCompiler(GraphCompiler):
     # --- any batch -----------------------------------------------------------------------------------------------
 
     def _of_any_batch(self, batched: Batched) -> BuiltEngine | None:
-        """The engine for every batch, None where this function must be built for its own."""
+        """The engine for every batch, None where this function must be built for its own: a batch between two regimes,
+        too."""
         wanted = self._settings.max_batch
         assert wanted is not None
         known = self._open.get(batched.fingerprint)
         if known is not None and known.largest >= batched.batch:
-            return known
+            return known if known.manifest.profile_for(batched.batch) is not None else None
         largest = max(wanted, batched.batch)
+        profiles = self._profiles(batched.batch, largest)
+        if not any(least <= batched.batch <= most for least, _, most in profiles):
+            return None
         start = time.perf_counter()
         try:
-            fresh = self._build_open(batched, largest)
+            fresh = self._build_open(batched, profiles)
         except CompileError as e:
             log.info("function %s is built for batch %d alone: %s", batched.function.name, batched.batch, e)
             return None  # and an engine for smaller batches stays as it is
@@ -237,13 +241,20 @@ class TensorRTCompiler(GraphCompiler):
         known.replace(fresh)
         return known
 
-    def _build_open(self, batched: Batched, largest: int) -> BuiltEngine:
+    def _profiles(self, batch: int, largest: int) -> tuple[Profile, ...]:
+        """The regimes of batches up to the largest: the options', of which the last grows, or one of all."""
+        given = self._settings.profiles
+        if not given:
+            return ((1, min(self._settings.opt_batch or batch, largest), largest),)
+        least, usual, _ = given[-1]
+        return (*given[:-1], (least, usual, largest))
+
+    def _build_open(self, batched: Batched, profiles: Sequence[Profile]) -> BuiltEngine:
         """Raises CompileError where the function does not go with other batches, or is not built."""
         function = batched.function
         network = self.network(function, _OPEN)
         self._check_other_batch(function, batched.batch)
-        usual = min(self._settings.opt_batch or batched.batch, largest)
-        return self._built(network, function, (1, usual, largest))
+        return self._built(network, function, profiles)
 
     def _check_other_batch(self, function: Function, batch: int) -> None:
         """Raises CompileError where the function's shapes do not go with another batch: a constant holds this one."""
@@ -268,7 +279,7 @@ class TensorRTCompiler(GraphCompiler):
         refit = self._refitting(function) if manifest.stripped and function is not None else None
         kept = self._settings.runtime_cache
         built = BuiltEngine(self._toolkit, self._device, manifest, engine, refit, runtime_cache=kept)
-        if manifest.profile is not None and function is not None and (batched := generalise(function)) is not None:
+        if manifest.profiles and function is not None and (batched := generalise(function)) is not None:
             with self._lock:
                 known = self._open.setdefault(batched.fingerprint, built)
                 if known.largest >= built.largest:
@@ -338,7 +349,7 @@ def _own_outputs(model: ModelProto) -> tuple[str, ...]:
     return tuple(p.name for p in graph.output)
 
 
-def _set_profile(network: Network, config: Any, function: Function, sizes: tuple[int, int, int]) -> None:
+def _set_profile(network: Network, config: Any, function: Function, sizes: Profile) -> None:
     profile = network.builder.create_optimization_profile()
     for name, p in zip(network.model.inputs, function.params, strict=True):
         profile.set_shape(name, *((n, *p.shape[1:]) for n in sizes))

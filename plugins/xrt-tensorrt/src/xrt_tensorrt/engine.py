@@ -11,7 +11,7 @@ from xrt_core.errors import CompileError, ExecutionError
 from xrt_tensorrt import _cuda
 from xrt_tensorrt._toolkit import Toolkit
 from xrt_tensorrt.kernels_cache import KernelsCache
-from xrt_tensorrt.settings import Settings
+from xrt_tensorrt.settings import Profile, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Manifest:
     """What an engine was built by and for.
 
     flavour, version: of the library. targets: compute capabilities ("sm_89"). stripped: the weights are not in it.
-    profile: least, usual and largest batch where that is open. inputs, outputs: names of the tensors, in order.
+    profiles: of each regime, ascending, where the batch is open; else none. inputs, outputs: names of the tensors, in
+        order.
     model: the GPU on which full TensorRT built it; engines without hardware compatibility belong to that model alone.
     """
 
@@ -29,7 +30,7 @@ class Manifest:
     version_compatible: bool
     hardware_compatibility: str
     stripped: bool
-    profile: tuple[int, int, int] | None
+    profiles: tuple[Profile, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     model: str = ""
@@ -65,6 +66,10 @@ class Manifest:
     @property
     def _and_more(self) -> str:
         return "" if self.hardware_compatibility == "none" else f" with compatibility {self.hardware_compatibility}"
+
+    def profile_for(self, batch: int) -> int | None:
+        """The number of the profile that holds a batch; None where none does."""
+        return next((i for i, (least, _, most) in enumerate(self.profiles) if least <= batch <= most), None)
 
     def _runs_on(self, target: str) -> bool:
         if target in self.targets:
@@ -104,7 +109,7 @@ class BuiltEngine:
     @property
     def largest(self) -> int:
         """The largest batch it takes; 0 where the batch is not open."""
-        return self.manifest.profile[2] if self.manifest.profile else 0
+        return self.manifest.profiles[-1][2] if self.manifest.profiles else 0
 
     def load(self) -> Any:
         """The `ICudaEngine`, made once. Raises ExecutionError without a GPU, CompileError where it does not load."""

@@ -16,7 +16,7 @@ from xrt_tensorrt.kernels_cache import KernelsCache
 from xrt_tensorrt.memory import LEGACY, PER_THREAD, fits, own_stream
 from xrt_tensorrt.session import Session
 
-_MAGIC: Final = b"XRTTRT3\n"
+_MAGIC: Final = b"XRTTRT4\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from xrt_tensorrt.memory import (
     is_aligned,
     new_array,
     overlap,
+    own_stream,
     pointer_of,
     scratch,
     storage_of,
@@ -63,6 +64,7 @@ class Session:
         self._toolkit, self._engine = built.toolkit, engine
         self._params = params
         self._returns = returns
+        self._manifest = built.manifest
         self._inputs = built.manifest.inputs
         self._outputs = built.manifest.outputs
         self._graph: Recorded | None = None
@@ -71,6 +73,7 @@ class Session:
         self._known = built.toolkit.tensors(engine)
         self._kernels = self._unkept = kernels
         self._context: Any = built.toolkit.new_context(engine, cuda_graph=cuda_graph, kernels=kernels)
+        self._choose_profile()
         for name, p in zip(self._inputs, params, strict=True):
             if name in self._known and not self._context.set_input_shape(name, p.shape):
                 raise ExecutionError(
@@ -93,6 +96,21 @@ class Session:
         self._memory: _cuda.DeviceArray | None = None
         self._nothing: _cuda.DeviceArray | None = None
         self._variables: dict[int, _Variable] = {}  # by the number of the result
+
+    def _choose_profile(self) -> None:
+        """Let the context run by the profile that holds this batch, if the engine has several. What that copies is
+        waited for, as runs may come on any stream."""
+        if len(self._manifest.profiles) < 2:
+            return
+        batch = self._params[0].shape[0]
+        number = self._manifest.profile_for(batch)
+        if number is None:
+            shown = ", ".join(f"{least} to {most}" for least, _, most in self._manifest.profiles)
+            raise ExecutionError(f"tensorrt: batch {batch} is outside the engine's profiles ({shown})")
+        if number:  # a new context runs by the first
+            stream = own_stream(self._device)
+            self._toolkit.use_profile(self._context, number, stream)
+            _cuda.synchronize(stream)
 
     def _check_outputs(self) -> None:
         for name, p in zip(self._outputs, self._returns, strict=True):

@@ -12,6 +12,9 @@ from xrt_core.errors import EngineUnavailableError, OptionError, nearest
 LEVELS: Final = range(6)
 COMPATIBILITY: Final = ("none", "ampere_plus", "same_compute_capability")
 
+Profile = tuple[int, int, int]
+"""The least, the usual and the largest batch of a regime."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -19,6 +22,7 @@ class Settings:
 
     target: compute capabilities to build for ("sm_89"); none: that of the device. workspace: bytes of scratch memory.
     max_batch: the largest batch of a dynamic one, None for engines of static shapes. opt_batch: the batch to tune for.
+    profiles: least, usual and largest batch of each regime that is tuned for by itself, ascending; none for one regime.
     optimization_level: 0 to 5, None for the library's. tf32: whether float32 may be multiplied in TF32,
         whose factors have 10 bits: the guard holds results of float32 to more.
     strict_nans: NaN and infinities are kept where optimisations would lose them.
@@ -34,6 +38,7 @@ class Settings:
     workspace: int | None = None
     max_batch: int | None = None
     opt_batch: int | None = None
+    profiles: tuple[Profile, ...] = ()
     optimization_level: int | None = None
     tf32: bool = False
     strict_nans: bool = False
@@ -58,10 +63,19 @@ class Settings:
             read["strip_weights"] = True
         if not options.fused:
             read["optimization_level"] = 0
+        profiles, most = read.get("profiles", ()), options.max_batch_size
+        if profiles:
+            if "opt_batch" in read:
+                raise OptionError("tensorrt: options 'profiles' and 'opt_batch' both say what to tune for; give one")
+            if most not in (None, profiles[-1][2]):
+                raise OptionError(
+                    f"tensorrt: 'profiles' ends at batch {profiles[-1][2]}, max_batch_size is {most}; leave one out"
+                )
+            most = profiles[-1][2]
         return cls(
             read_target(target) if target else (),
             workspace=options.workspace_bytes,
-            max_batch=options.max_batch_size,
+            max_batch=most,
             **read,
         )
 
@@ -84,6 +98,23 @@ def _batch(name: str, value: Any) -> int:
     return value
 
 
+def _profiles(name: str, value: Any) -> tuple[Profile, ...]:
+    wanted = "it takes the least, usual and largest batch of each regime, ascending, as in [[1, 1, 1], [2, 8, 32]]"
+    try:
+        rows = [tuple(row) for row in value]
+    except TypeError:
+        raise OptionError(f"tensorrt: option {name!r} is {value!r}; {wanted}") from None
+    numbers = [n for row in rows for n in row]
+    if not rows or any(len(row) != 3 for row in rows) or any(type(n) is not int for n in numbers):
+        raise OptionError(f"tensorrt: option {name!r} is {value!r}; {wanted}")
+    before = 0
+    for least, usual, largest in rows:
+        if not before < least <= usual <= largest:
+            raise OptionError(f"tensorrt: option {name!r}: {[least, usual, largest]} after batch {before}; {wanted}")
+        before = largest
+    return tuple(rows)
+
+
 def _compatibility(name: str, value: Any) -> str:
     if value not in COMPATIBILITY:
         raise OptionError(f"tensorrt: option {name!r} is {value!r}; it takes {', '.join(COMPATIBILITY)}")
@@ -99,6 +130,7 @@ def read_target(text: str) -> tuple[str, ...]:
 
 _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "opt_batch": _batch,
+    "profiles": _profiles,
     "optimization_level": _level,
     "tf32": _flag,
     "strict_nans": _flag,
