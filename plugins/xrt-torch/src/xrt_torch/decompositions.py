@@ -20,6 +20,7 @@ from xrt_torch.pooling import along, widened
 aten = torch.ops.aten
 
 _OF_TORCH: list[Any] = [
+    aten._adaptive_avg_pool2d,
     aten._batch_norm_with_update_functional,
     aten._native_batch_norm_legit_functional,
     aten._scaled_dot_product_flash_attention_for_cpu,

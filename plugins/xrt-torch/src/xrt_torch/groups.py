@@ -185,7 +185,7 @@ def segment_reduce_backward(
         share = torch.where(nil, others, others / torch.where(nil, 1.0, rows))
         made = grad * torch.where((count == 0) | (nil & (count == 1)), share, 0.0)
     else:
-        count = members.sum(axis + 1, keepdim=True) if reduce == "mean" else 1
+        count = members.sum(axis + 1, keepdim=True) if reduce == "mean" else torch.ones_like(grad)
         made = grad / count
     return torch.where(members, made, 0.0).sum(axis).to(data.dtype)
 
