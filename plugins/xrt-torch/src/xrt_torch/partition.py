@@ -52,6 +52,15 @@ class Stage:
         return sum(n.op == "call_function" for n in self.graph.nodes)
 
 
+def copy_of(graph: Graph) -> Graph:
+    """A graph of its own, with what is known of the nodes."""
+    made = Graph()
+    made.output(made.graph_copy(graph, {}))
+    for old, new in zip(graph.nodes, made.nodes, strict=True):
+        new.meta = dict(old.meta)
+    return made
+
+
 def reason_for_eager(
     node: Node, translatable: Callable[[Any], bool], mistrust: Callable[[Node], str | None]
 ) -> str | None:

@@ -19,6 +19,7 @@ import xrt_core as xrt
 from xrt_core.errors import ModelLoadError
 from xrt_core.ir.graph import Graph
 from xrt_torch.complex_numbers import dft
+from xrt_torch.partition import copy_of
 from xrt_torch.polynomials import recurrence
 
 _lock = threading.RLock()  # type promotion and tracing of onnxscript functions have state of the process
@@ -113,15 +114,6 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     finally:
         logging.disable(disabled)
     return model
-
-
-def copy_of(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A graph of its own, with what is known of the nodes."""
-    made = torch.fx.Graph()
-    made.output(made.graph_copy(graph, {}))
-    for old, new in zip(graph.nodes, made.nodes, strict=True):
-        new.meta = dict(old.meta)
-    return made
 
 
 @contextlib.contextmanager
