@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 
 from xrt_torch.backend import captured
 from xrt_torch.compiled import CompiledGraph
-from xrt_torch.partition import AT_BORDER
+from xrt_torch.partition import AT_BORDER, CHECKS
 
 DTYPES: Final = ("float32", "int64", "bool", "bfloat16", "float16")
 _SAMPLES: Final = 3
@@ -81,7 +81,9 @@ def outcome_of(info: Any, dtype: torch.dtype, samples: int = _SAMPLES) -> dict[s
         given = [leaves[i].detach().clone() for i in at]
         if info.name in _ANY_OF_EQUAL and info.name != "mode":
             given[0] = _different(given[0])
-        compared = 1 if info.name in _ANY_OF_EQUAL and given[0].unique().numel() < given[0].numel() else None
+        compared = None
+        if info.name in _ANY_OF_EQUAL and given[0].unique().numel() < given[0].numel():
+            compared = 0 if info.name == "argsort" else 1
         differentiable = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
         _run(info, function, given, found, backward=bool(differentiable), compared=compared)
     for part in ("eager", "fallen", "captured", "uncaptured"):
@@ -268,9 +270,9 @@ def read(log: pathlib.Path) -> list[dict[str, Any]]:
 def kind_of(rows: Iterable[dict[str, Any]], backward: bool = True) -> str:
     """What becomes of an operator.
 
-    "xrt": XRT runs all of it, but for the drawing of random numbers, which is torch's; "part": some of it runs in
-    torch;
-    "torch": it is not captured, or all of it runs in torch; "wrong": a graph fell back, or results differed.
+    "xrt": XRT runs all of it, but for what is torch's: it draws random numbers, takes complex numbers apart and puts
+    them together, and raises errors; "part": some of it runs in torch; "torch": it is not captured, or all of it runs
+    in torch; "wrong": a graph fell back, or results differed.
     backward: whether the gradients count.
     """
     rows = list(rows)
@@ -279,7 +281,7 @@ def kind_of(rows: Iterable[dict[str, Any]], backward: bool = True) -> str:
     reasons = [e for r in rows for e in r.get("eager", ()) if backward or not e.startswith("backward")]
     if any(r.get("uncaptured") for r in rows):
         return "torch"
-    reasons = [e for e in reasons if "random numbers" not in e and AT_BORDER not in e]
+    reasons = [e for e in reasons if not any(why in e for why in ("random numbers", AT_BORDER, CHECKS))]
     return "part" if reasons else "xrt"
 
 
@@ -353,7 +355,7 @@ def _shortened(reasons: Iterable[str]) -> str:
         kind, _, rest = r.partition(": ")
         rest = "complex numbers" if rest.endswith("complex numbers") else rest
         rest = rest.replace(": torchlib has no translation of it", "").replace("aten.", "").replace("|", "/")
-        if "random numbers" not in rest:
+        if "random numbers" not in rest and CHECKS not in rest:
             short.append(
                 f"{rest} (backward)" if kind == "backward" else rest if kind in ("forward", "inference") else r
             )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xrt_torch import groups, ordering, polynomials, pooling, resampling, special_functions
+from xrt_torch import groups, linear_algebra, ordering, polynomials, pooling, resampling, special_functions
 from xrt_torch.pooling import along, widened
 
 aten = torch.ops.aten
@@ -49,7 +49,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
-    for module in (special_functions, polynomials, ordering, pooling, resampling, groups):
+    for module in (special_functions, polynomials, ordering, pooling, resampling, groups, linear_algebra):
         made.update(module.decompositions())
     for operator, function in _OWN.items():
         made[operator] = function
