@@ -45,6 +45,7 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         for x in inputs:
             if isinstance(x, torch.Tensor) and (why := _why_eager(x)):
                 raise UnsupportedError(why)
+        _ = module.code  # a lazy graph gets its own `forward`, where each call would look whether it has one
         return _aot(module, inputs, given, background, bool(freeze))
     except Exception as e:
         _fall_back(e)
