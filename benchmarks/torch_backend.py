@@ -2,6 +2,7 @@
 
     python benchmarks/torch_backend.py inference [NAME ...]   # steady calls of eight architectures, random weights
     python benchmarks/torch_backend.py first [NAME ...]       # the first result, each in a process of its own
+    python benchmarks/torch_backend.py ready [NAME ...]       # until compiled and verified, then again from the cache
     python benchmarks/torch_backend.py training [NAME ...]    # steps, the optimizer included
     python benchmarks/torch_backend.py calls                  # x + 1, and 200 parameters as inputs
 
@@ -15,9 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -212,34 +215,74 @@ def training(names: Sequence[str], compiled: Sequence[str]) -> None:
         )
 
 
+def alone(what: str, name: str, layers: int, backend: str, env: dict[str, str] | None = None) -> list[float]:
+    """The seconds that a process of its own prints last; NaN where it fails."""
+    command = [sys.executable, __file__, what, name, "--layers", str(layers), "--backends", backend]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})})
+    if done.returncode:
+        print(f"{name}: {backend}: {done.stderr[-300:]}", file=sys.stderr)
+    return [float(n) for n in done.stdout.splitlines()[-1].split()] if not done.returncode else [math.nan] * 2
+
+
 def first(names: Sequence[str], layers: int, compiled: Sequence[str]) -> None:
-    """Print the seconds of a first result, cold, each in a process of its own."""
-    print("| model | eager (s) | xrt / eager | inductor (s) |\n|---|---|---|---|")
+    """Print the seconds of a first result, cold, each in a process of its own: of the call, and with torch.compile,
+    which imports TorchDynamo, before it."""
+    print("| model | eager (s) | " + " | ".join(f"{b} / eager: call, with torch.compile" for b in compiled) + " |")
+    print("|---|---|" + "---|" * len(compiled))
     for name in names:
-        found = {}
-        for backend in ("eager", *compiled):
-            command = [sys.executable, __file__, "first-of", name, "--layers", str(layers), "--backends", backend]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            found[backend] = float(done.stdout.split()[-1]) if not done.returncode else math.nan
-        eager = found["eager"]
-        print(
-            f"| {name} | {eager:.2f} | {found.get('xrt', math.nan) / eager:.2f} "
-            f"| {found.get('inductor', math.nan):.2f} |",
-            flush=True,
-        )
+        eager = alone("first-of", name, layers, "eager")[0]
+        over = [[s / eager for s in alone("first-of", name, layers, b)] for b in compiled]
+        print(f"| {name} | {eager:.2f} | " + " | ".join(f"{r[0]:.2f}, {r[1]:.2f}" for r in over) + " |", flush=True)
 
 
 def first_of(name: str, layers: int, backend: str) -> None:
-    """In a process of its own: the seconds of the first call of one more model, PyTorch being warm."""
+    """In a process of its own: print the seconds of the first call, and of torch.compile and the call."""
     model, inputs = made(name, layers)
     model.eval()
     with torch.no_grad():
+        begin = time.perf_counter()
+        call = model if backend == "eager" else torch.compile(model, backend=backend)
         start = time.perf_counter()
-        output((model if backend == "eager" else torch.compile(model, backend=backend))(**inputs))
-        print(time.perf_counter() - start, flush=True)
-    import os
-
+        output(call(**inputs))
+        end = time.perf_counter()
+        print(end - start, end - begin, flush=True)
     os._exit(0)  # what compiles in the background is not waited for
+
+
+def ready(names: Sequence[str], layers: int, compiled: Sequence[str]) -> None:
+    """Print the seconds until a model is compiled and, on XRT, verified; twice with the same new folder of caches."""
+    print("| model | backend | first process (s) | second process (s) |\n|---|---|---|---|")
+    for name in names:
+        found = {}
+        for backend in compiled:
+            with tempfile.TemporaryDirectory() as folder:
+                env = {v: f"{folder}/{v}" for v in ("XRT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+                found[backend] = [alone("ready-of", name, layers, backend, env)[0] for _ in range(2)]
+            print(f"| {name} | {backend} | {found[backend][0]:.1f} | {found[backend][1]:.1f} |", flush=True)
+        if {"inductor", "xrt"} <= found.keys():
+            cold, warm = (s / found["inductor"][0] for s in found["xrt"])
+            print(f"{name}: xrt / inductor's first process: cold {cold:.2f}, from the cache {warm:.2f}", flush=True)
+
+
+def ready_of(name: str, layers: int, backend: str) -> None:
+    """In a process of its own: the seconds from the first call until the compiled model answers."""
+    model, inputs = made(name, layers)
+    model.eval()
+    with torch.no_grad():
+        output(model(**inputs))
+        start = time.perf_counter()
+        call = torch.compile(model, backend=backend)
+        output(call(**inputs))
+        if backend == "xrt":
+            import xrt_torch
+
+            while not (xrt_torch.graphs() and all(g.is_proven for g in xrt_torch.graphs())):
+                output(call(**inputs))
+                xrt_torch.wait()
+                if any(g.reason is not None for g in xrt_torch.graphs()):
+                    raise SystemExit(xrt_torch.explain())
+        print(time.perf_counter() - start, flush=True)
+    os._exit(0)
 
 
 class Many(torch.nn.Module):
@@ -286,21 +329,24 @@ def calls() -> None:
 def main() -> None:
     """Print what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("inference", "first", "first-of", "training", "calls"))
+    parser.add_argument("what", choices=("inference", "first", "first-of", "ready", "ready-of", "training", "calls"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--backends", default="inductor,xrt")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     backends = args.backends.split(",")
-    if args.what == "first-of":
-        first_of(args.names[0], args.layers, backends[0])
+    if args.what in ("first-of", "ready-of"):
+        of = first_of if args.what == "first-of" else ready_of
+        of(args.names[0], args.layers, backends[0])
         return
     print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads()}))
     if args.what == "inference":
         inference(args.names or NAMES, args.layers, backends)
     elif args.what == "training":
         training(args.names or TRAINED, backends)
+    elif args.what == "ready":
+        ready(args.names or ("bert",), args.layers, backends)
     elif args.what == "first":
         first(args.names or NAMES, args.layers, backends)
     else:

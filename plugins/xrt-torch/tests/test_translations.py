@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from xrt_torch import ordering, polynomials, resampling  # noqa: E402
+from xrt_torch import groups, ordering, polynomials, pooling, resampling, special_functions  # noqa: E402
 from xrt_torch.backend import captured  # noqa: E402
 from xrt_torch.compiled import CompiledGraph  # noqa: E402
 from xrt_torch.decompositions import table  # noqa: E402
@@ -148,6 +148,112 @@ def test_chebyshev_polynomials_of_any_degree() -> None:
             torch.testing.assert_close(function(a, b), operator(a, b), rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
+def test_polynomials_by_recurrence_run_in_a_loop() -> None:
+    """On XRT's host, with NaN and degrees below zero; torch gives up Hermite's above a degree."""
+    x = torch.cat([torch.linspace(-3, 3, 31, dtype=torch.float64), torch.tensor([1.0, -1.0, math.nan])])
+    n = torch.tensor([-2.0, 0.0, 1.0, 2.0, 7.0, 31.5], dtype=torch.float64)
+    a, b = (t.contiguous() for t in torch.broadcast_tensors(x.double().unsqueeze(1), n))
+    for family in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"):
+        function = getattr(torch.special, family)
+        graphs: list[CompiledGraph] = []
+        call = captured(lambda u, v, function=function: function(u, v), {"engine": "host"}, graphs)
+        for _ in range(2):
+            torch.testing.assert_close(call(a, b), function(a, b), rtol=1e-10, atol=1e-10, equal_nan=True)
+        assert not [why for g in graphs for why in (*g.eager_nodes.values(), *filter(None, [g.reason]))]
+    high = torch.full([2], 600.0, dtype=torch.float64)
+    decomposed = table()[aten.special_hermite_polynomial_he.default](a[:2, 0], high)
+    torch.testing.assert_close(decomposed, torch.special.hermite_polynomial_he(a[:2, 0], high), equal_nan=True)
+
+
+def test_zeta_of_hurwitz() -> None:
+    """Below zero too, at the poles, and where it is not defined."""
+    s = torch.tensor([1.0, 1.5, 2.0, 3.0, 5.5, 8.0, 20.0, 0.5, math.nan], dtype=torch.float64).unsqueeze(1)
+    q = torch.cat([torch.linspace(-12.3, 15, 57), torch.tensor([0.0, -1.0, -2.0, 1e-3, 1e5, math.nan])]).double()
+    s, q = torch.broadcast_tensors(s, q)
+    found = special_functions.zeta(s, q)
+    torch.testing.assert_close(found, torch.special.zeta(s, q), rtol=1e-10, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_next_numbers(dtype: Any) -> None:
+    """All pairs of zeros, ends, powers of two, numbers without leading bit, infinities and NaN, bit for bit."""
+    info = torch.finfo(dtype)
+    some = [0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 3.14, -2.7, info.tiny, info.smallest_normal / 4, info.max, math.inf]
+    x = torch.tensor([*some, -math.inf, math.nan], dtype=torch.float64).to(dtype)
+    a, b = (t.contiguous() for t in torch.broadcast_tensors(x.unsqueeze(1), x))
+    found, want = table()[aten.nextafter.default](a, b), torch.nextafter(a, b)
+    assert bool(((found == want) | (found.isnan() & want.isnan())).all())
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_bags_of_embeddings(mode: str, ends: bool) -> None:
+    """With empty bags and padding; sums with weights; gradients of the table and of the weights."""
+    torch.manual_seed(0)
+    indices = torch.tensor([1, 2, 2, 0, 5, 5, 5, 3])
+    offsets = torch.tensor([0, 3, 3, 6, *([8] if ends else [])])
+
+    def bag(table: Any, indices: Any, offsets: Any, weights: Any = None) -> Any:
+        return torch.nn.functional.embedding_bag(
+            indices, table, offsets, mode=mode, padding_idx=2, include_last_offset=ends, per_sample_weights=weights
+        )
+
+    table = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(8, dtype=torch.float64, requires_grad=True)
+    graphs = agrees(bag, table, indices, offsets, *([weights] if mode == "sum" else []))
+    assert not [why for g in graphs for why in g.eager_nodes.values()]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
+def test_segments(reduce: str) -> None:
+    """An empty segment, equal extremes, zeros in a product; lengths and offsets, with and without a first value."""
+    x = torch.tensor([[1.0, 0.0], [3.0, 2.0], [3.0, 0.0], [0.0, 0.0], [2.0, -1.0]], dtype=torch.float64)
+    lengths, offsets = torch.tensor([3, 0, 2]), torch.tensor([0, 3, 3, 5])
+    for given in ({"lengths": lengths}, {"offsets": offsets}):
+        for initial in ({"initial": 2.0}, {}):
+            want = torch.segment_reduce(x, reduce, **given, **initial)
+            found = groups.segment_reduce(x, reduce, **given, **initial)
+            torch.testing.assert_close(found, want, equal_nan=True)
+            grad = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
+            args = grad, want, x, reduce
+            found = groups.segment_reduce_backward(*args, **given, **initial)
+            want = aten._segment_reduce_backward(*args, **given, **initial)
+            torch.testing.assert_close(found, want, equal_nan=True)
+
+
+def test_fractional_pooling() -> None:
+    """Images and volumes; the places follow from the numbers that are drawn."""
+    torch.manual_seed(0)
+    for axes, kernel, size in ((2, (2, 3), (4, 3)), (3, (2, 3, 2), (4, 1, 3))):
+        for dtype in (torch.float32, torch.float64):
+            x, drawn = torch.randn(2, 3, *(9, 8, 7)[:axes], dtype=dtype), torch.rand(2, 3, axes, dtype=dtype)
+            want = getattr(aten, f"fractional_max_pool{axes}d").default(x, kernel, size, drawn)
+            for a, b in zip(pooling.fractional_max_pool(x, kernel, size, drawn), want, strict=True):
+                assert torch.equal(a, b)
+
+
+def test_places_of_nonzero_elements_in_a_given_number() -> None:
+    """Fewer and more than there are; a tensor without dimensions."""
+    x = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 3.0]])
+    own = table()[aten.nonzero_static.default]
+    for size in (0, 2, 5):
+        want = torch.nonzero_static(x, size=size, fill_value=-7)
+        assert torch.equal(own(x, size=size, fill_value=-7), want)
+    assert torch.equal(own(x.sum(), size=2), torch.nonzero_static(x.sum(), size=2))
+
+
+def test_evaluated_batch_norm_has_empty_statistics() -> None:
+    """As torch's has, where they are read."""
+    x = torch.randn(2, 3, 4)
+    given = torch.ones(3), torch.zeros(3), torch.zeros(3), torch.ones(3)
+    graphs: list[CompiledGraph] = []
+    call = captured(lambda *v: torch.native_batch_norm(*v, False, 0.1, 1e-5), {"engine": "host"}, graphs)
+    for _ in range(2):
+        for a, b in zip(call(x, *given), torch.native_batch_norm(x, *given, False, 0.1, 1e-5), strict=True):
+            torch.testing.assert_close(a, b)
+    assert not [why for g in graphs for why in (*g.eager_nodes.values(), *filter(None, [g.reason]))]
+
+
 def test_integers_and_the_parts_of_floats() -> None:
     """Divisors of the worst pairs (Fibonacci's), the least integers, and floats without leading bit."""
     a = torch.tensor([0, 12, -18, 7540113804746346429, 4660046610375530309, 2**62])
@@ -169,6 +275,12 @@ def test_histograms_and_modes() -> None:
             torch.testing.assert_close(a, b)
     same = torch.full([3], 2.0)
     assert torch.equal(ordering.histogram(same, 4)[0], torch.histogram(same, 4)[0])
+    points = torch.tensor([[0.0, 1.0], [1.0, 3.0], [0.5, 2.0], [1.0, 1.0]], dtype=torch.float64)
+    for given in ({"range": (0.0, 1.0, 1.0, 2.5)}, {}, {"density": True}, {"weight": points[:, 1] + 1}):
+        want = torch.histogramdd(points, [2, 3], **given)
+        torch.testing.assert_close(ordering.histogramdd(points, [2, 3], **given), want[0])
+        for a, b in zip(ordering.histogramdd_edges(points, [2, 3], **given), want[1], strict=True):
+            torch.testing.assert_close(a, b)
     y = torch.tensor([[3, 1, 3, 1, 2], [5, 5, 4, 4, 4]])
     values, indices = ordering.mode(y)
     assert torch.equal(values, torch.mode(y)[0])

@@ -45,6 +45,7 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         for x in inputs:
             if isinstance(x, torch.Tensor) and (why := _why_eager(x)):
                 raise UnsupportedError(why)
+        _ = module.code  # a lazy graph gets its own `forward`, where each call would look whether it has one
         return _aot(module, inputs, given, background, bool(freeze))
     except Exception as e:
         _fall_back(e)
@@ -74,13 +75,15 @@ def _why_eager(x: torch.Tensor) -> str:
 
 def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, graphs: list[CompiledGraph]) -> Any:
     """A function of tensors, captured by AOTAutograd alone at its first call, without TorchDynamo. graphs: where its
-    compiled graphs are added. Calls wait for XRT. options: those of XRTModule; None for graphs that run in eager."""
+    compiled graphs are added. Calls wait for XRT. options: those of XRTModule; None for graphs of torch's own operators
+    that run in eager, without a decomposition."""
     from torch._functorch.aot_autograd import aot_function
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     compilers = _compilers(options or {}, False, graphs)
     if options is None:
         compilers.update(dict.fromkeys(("fw_compiler", "bw_compiler", "inference_compiler"), lambda graph, _: graph))
+        compilers["decompositions"] = {}
     made = aot_function(function, **compilers)
 
     def call(*args: Any) -> Any:

@@ -19,8 +19,7 @@ from xrt_core.events import Kind, process_events
 from xrt_core.options import AUTO
 from xrt_torch.calls import StageCall
 from xrt_torch.complex_numbers import has_complex, in_real_numbers
-from xrt_torch.partition import VIEWS, Stage, reason_for_eager, stages_of
-from xrt_torch.translation import UntranslatableError, copy_of, mistrust, translatable, translate
+from xrt_torch.partition import VIEWS, Stage, copy_of, reason_for_eager, stages_of
 
 known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """The graphs that exist."""
@@ -202,6 +201,8 @@ class CompiledGraph:
             self._fall_back("compile", e)
 
     def _build(self) -> list[_Ran]:
+        from xrt_torch.translation import UntranslatableError, mistrust, translatable  # imports torch's exporter
+
         graph = self.module.graph
         if has_complex(graph) and not self.is_dynamic:
             graph = in_real_numbers(graph)
@@ -226,6 +227,8 @@ class CompiledGraph:
             stage = stage.with_constants({n: f.value for n, f in self._frozen.items()})
         if not stage.on_xrt:
             return _Ran(stage, _for_eager(self.module, stage.graph), None)
+        from xrt_torch.translation import translate
+
         options = {**self._options, **_QUICK} if self._is_quick else self._options
         module = xrt.XRTModule(translate(stage.graph, f"{self.name}_{i}"), **options)
         return _Ran(stage, StageCall(module, stage), module)

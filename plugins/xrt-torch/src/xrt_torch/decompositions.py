@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xrt_torch import ordering, polynomials, resampling, special_functions
+from xrt_torch import groups, linear_algebra, ordering, polynomials, pooling, resampling, special_functions
+from xrt_torch.pooling import along, widened
 
 aten = torch.ops.aten
 
@@ -48,7 +49,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
-    for module in (special_functions, polynomials, ordering, resampling):
+    for module in (special_functions, polynomials, ordering, pooling, resampling, groups, linear_algebra):
         made.update(module.decompositions())
     for operator, function in _OWN.items():
         made[operator] = function
@@ -129,7 +130,7 @@ def _convolution_backward(
     """The gradient of the input is the transposed convolution, that of the weight a convolution of the input with the
     gradient, with stride and dilation exchanged."""
     n = x.dim() - 2
-    stride, padding, dilation = (_wide(a, n) for a in (stride, padding, dilation))
+    stride, padding, dilation = (widened(a, n) for a in (stride, padding, dilation))
     kernel = weight.shape[2:]
     to_input = to_weight = to_bias = None
     if mask[0]:
@@ -156,145 +157,13 @@ def _convolution_backward(
     return to_input, to_weight, to_bias
 
 
-def _wide(given: Sequence[int], n: int) -> list[int]:
-    return list(given) * n if len(given) == 1 else list(given)
-
-
-def _windows(n: int, starts: Tensor, ends: Tensor, x: Tensor) -> Tensor:
-    """The matrix with a row of ones per window over n elements. starts, ends: of the windows."""
-    at = torch.arange(n, device=x.device)
-    return ((at >= starts.unsqueeze(1)) & (at < ends.unsqueeze(1))).to(x.dtype)
-
-
-def _adaptive(n: int, m: int, x: Tensor) -> Tensor:
-    """The matrix that averages n elements to m."""
-    i = torch.arange(m, device=x.device)
-    starts, ends = i * n // m, ((i + 1) * n + m - 1) // m
-    return _windows(n, starts, ends, x) / (ends - starts).unsqueeze(1).to(x.dtype)
-
-
-def _along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
-    """A matrix applied along a dimension."""
-    return torch.matmul(x.movedim(dim, -1), matrix.t()).movedim(-1, dim)
-
-
-def _adaptive_avg_pool3d(x: Tensor, size: Sequence[int]) -> Tensor:
-    for d, m in zip((-3, -2, -1), size, strict=True):
-        x = _along(x, d, _adaptive(x.shape[d], m, x))
-    return x
-
-
-def _adaptive_avg_pool_backward(grad: Tensor, x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Each gradient spread over its window: at once where all windows are of one size."""
-    if len(dims) == 2 and not any(x.shape[d] % grad.shape[d] for d in dims):
-        (h, oh), (w, ow) = [(x.shape[d], grad.shape[d]) for d in dims]
-        lead = list(x.shape[:-2])
-        spread = (grad / float((h // oh) * (w // ow))).reshape([*lead, oh, 1, ow, 1])
-        return spread.expand([*lead, oh, h // oh, ow, w // ow]).reshape(x.shape)
-    for d in dims:
-        grad = _along(grad, d, _adaptive(x.shape[d], grad.shape[d], grad).t())
-    return grad
-
-
-def _adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return _adaptive_avg_pool_backward(grad, x, (-2, -1))
-
-
-def _adaptive_avg_pool3d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return _adaptive_avg_pool_backward(grad, x, (-3, -2, -1))
-
-
-def _avg_pool(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """Only of integers, and with a divisor, which ONNX's operator does not have."""
-    if divisor_override is None and x.dtype.is_floating_point:
-        return NotImplemented
-    n = len(kernel)
-    counts = torch.ones([], dtype=x.dtype, device=x.device)
-    for i, (k, s, p, size) in enumerate(_pooling(x, kernel, stride, padding, n)):
-        starts = torch.arange(_pooled(size, k, s, p, ceil_mode), device=x.device) * s - p
-        x = _along(x, i - n, _windows(size, starts, starts + k, x))
-        counted = _counted(starts, starts + k, size, p, count_include_pad).to(x.dtype)
-        counts = counts.unsqueeze(-1) * counted
-    divisor = counts if divisor_override is None else divisor_override
-    return x / divisor if x.dtype.is_floating_point else torch.div(x, divisor, rounding_mode="trunc")
-
-
-def _counted(starts: Tensor, ends: Tensor, size: int, p: int, count_include_pad: bool) -> Tensor:
-    """The numbers of elements of windows."""
-    if count_include_pad:
-        return torch.clamp(ends, max=size + p) - starts
-    return torch.clamp(ends, max=size) - torch.clamp(starts, min=0)
-
-
-def _pooling(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], n: int
-) -> list[tuple[int, int, int, int]]:
-    kernel = _wide(kernel, n)
-    stride = _wide(stride, n) if stride else kernel
-    return list(zip(kernel, stride, _wide(padding, n), x.shape[-n:], strict=True))
-
-
-def _pooled(size: int, k: int, s: int, p: int, ceil_mode: bool) -> int:
-    """The number of windows; the last one begins within the input or the padding before it."""
-    made = (size + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
-    return made - 1 if ceil_mode and (made - 1) * s >= size + p else made
-
-
-def _avg_pool_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
-    """Each gradient, divided by the size of its window, spread over it."""
-    n = len(kernel)
-    sides = _pooling(x, kernel, stride, padding, n)
-    for i, (k, s, p, size) in enumerate(sides):
-        starts = torch.arange(grad.shape[i - n], device=x.device) * s - p
-        ends = starts + k
-        matrix = _windows(size, starts, ends, grad)
-        if divisor_override is None:
-            counted = _counted(starts, ends, size, p, count_include_pad)
-            matrix = matrix / counted.unsqueeze(1).to(grad.dtype)
-        grad = _along(grad, i - n, matrix.t())
-    return grad if divisor_override is None else grad / divisor_override
-
-
-def _scatter_at_indices(grad: Tensor, x: Tensor, indices: Tensor, dims: int) -> Tensor:
-    """The gradient of a maximum over windows of the last dimensions, whose places are known."""
-    flat = [*x.shape[:-dims], math.prod(x.shape[-dims:])]
-    at = indices.reshape([*x.shape[:-dims], -1])
-    zeros = torch.zeros(flat, dtype=grad.dtype, device=grad.device)
-    return zeros.scatter_add(-1, at, grad.reshape(at.shape)).reshape(x.shape)
-
-
-def _max_pool2d_backward(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
-    return _scatter_at_indices(grad, x, rest[-1], 2)
-
-
-def _max_pool3d_backward(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
-    return _scatter_at_indices(grad, x, rest[-1], 3)
-
-
 def _replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
     """Each gradient added where its element came from."""
     for i in range(len(padding) // 2):
         d, left = -1 - i, padding[2 * i]
         source = torch.clamp(torch.arange(grad.shape[d], device=x.device) - left, 0, x.shape[d] - 1)
         matrix = (source.unsqueeze(1) == torch.arange(x.shape[d], device=x.device)).to(grad.dtype)
-        grad = _along(grad, d, matrix.t())
+        grad = along(grad, d, matrix.t())
     return grad
 
 
@@ -639,6 +508,58 @@ def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     return mantissa.to(x.dtype), torch.where(finite, exponent, 0.0).to(torch.int32)
 
 
+_FLOATS = {
+    torch.float64: (53, -1074),
+    torch.float32: (24, -149),
+    torch.bfloat16: (8, -133),
+    torch.float16: (11, -24),
+}
+"""Digits of a type, and the exponent of its least number."""
+
+
+def _next_after(a: Tensor, b: Tensor) -> Any:
+    """By the distance to the neighbour, a power of two."""
+    kind = torch.result_type(a, b)
+    if kind not in _FLOATS:
+        return NotImplemented
+    digits, least = _FLOATS[kind]
+    a, b = (x.to(torch.float64) for x in torch.broadcast_tensors(a.to(kind), b.to(kind)))
+    mantissa, exponent = aten.frexp.Tensor(a)
+    rises = b > a
+    inwards = (mantissa.abs() == 0.5) & (rises == (a < 0))  # where numbers are twice as dense
+    place = torch.clamp(exponent.to(torch.float64) - digits - inwards.to(torch.float64), min=least)
+    half = torch.floor(place / 2)
+    step = torch.pow(2.0, half) * torch.pow(2.0, place - half)
+    step = torch.where(a == 0, 2.0**least, step)
+    made = torch.where(rises, a + step, a - step)
+    most = torch.finfo(kind).max
+    made = torch.where(a.abs() == math.inf, torch.sign(a) * most, made)
+    made = torch.where(a == b, b, made)
+    return torch.where(torch.isnan(a) | torch.isnan(b), math.nan, made).to(kind)
+
+
+def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """The first places, in order: each goes to the row that the number of those before it says."""
+    found = x.reshape(-1) != 0
+    row = torch.cumsum(found.to(torch.int64), 0) - 1
+    row = torch.where(found & (row < size), row, size)
+    places = torch.full([size + 1], -1, dtype=torch.int64).scatter(0, row, torch.arange(x.numel()))[:size]
+    columns: list[Tensor] = []
+    rest = torch.clamp(places, min=0)
+    for n in reversed(x.shape):
+        columns.insert(0, torch.where(places < 0, fill_value, torch.remainder(rest, n)))
+        rest = torch.div(rest, n, rounding_mode="floor")
+    return torch.stack(columns, 1) if columns else torch.empty([size, 0], dtype=torch.int64)
+
+
+def _resize(x: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> Any:
+    """The first elements in memory; of what is added torch says nothing."""
+    n = math.prod(size)
+    if n > x.numel() or not x.is_contiguous() or memory_format not in (None, torch.contiguous_format):
+        return NotImplemented
+    return x.reshape(-1).narrow(0, 0, n).reshape(list(size)).clone()
+
+
 def _efficientzerotensor(size: Sequence[int], **given: Any) -> Tensor:
     return torch.zeros(size, **given)
 
@@ -652,30 +573,6 @@ def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, di
     values = src.index_select(-1, place).unsqueeze(-1)
     made = torch.where(columns - rows.unsqueeze(1) == offset, values, matrix)
     return made.movedim((-2, -1), (dim1, dim2)).clone()
-
-
-def _adaptive_max_pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The elements of each window side by side, the last one repeated in those that are shorter than others."""
-    n = len(size)
-    lead, shape = list(x.shape[:-n]), list(x.shape[-n:])
-    places, longest = [], []
-    for total, m in zip(shape, size, strict=True):
-        i = torch.arange(m, device=x.device)
-        starts, ends = i * total // m, ((i + 1) * total + m - 1) // m
-        longest.append(max(((j + 1) * total + m - 1) // m - j * total // m for j in range(m)))
-        places.append(
-            torch.minimum(starts.unsqueeze(1) + torch.arange(longest[-1], device=x.device), (ends - 1).unsqueeze(1))
-        )
-    flat: Any = 0
-    for d in range(n):
-        where = [1] * (2 * n)
-        where[d], where[n + d] = size[d], longest[d]
-        flat = flat * shape[d] + places[d].reshape(where)
-    flat = flat.reshape([*size, -1])
-    windows = x.reshape([*lead, -1]).index_select(-1, flat.reshape(-1)).reshape([*lead, *flat.shape])
-    at = torch.argmax(windows, -1, keepdim=True)
-    values = torch.gather(windows, -1, at).squeeze(-1)
-    return values, torch.gather(flat.expand(windows.shape), -1, at).squeeze(-1)
 
 
 def _median(x: Tensor, dim: int, keepdim: bool, ignores_nan: bool) -> Any:
@@ -754,9 +651,6 @@ def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 _OWN: dict[Any, Callable[..., Any]] = {
-    aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool2d_backward,
-    aten._adaptive_avg_pool3d.default: _adaptive_avg_pool3d,
-    aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool3d_backward,
     aten._cdist_backward.default: _cdist_backward,
     aten._cdist_forward.default: _cdist,
     aten._efficientzerotensor.default: _efficientzerotensor,
@@ -767,20 +661,12 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten._pdist_forward.default: _pdist,
     aten._trilinear.default: _trilinear,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
-    aten.adaptive_max_pool2d.default: _adaptive_max_pool,
-    aten.adaptive_max_pool3d.default: _adaptive_max_pool,
-    aten.adaptive_max_pool2d_backward.default: _max_pool2d_backward,
-    aten.adaptive_max_pool3d_backward.default: _max_pool3d_backward,
     aten.amax.default: _amax,
     aten.amin.default: _amin,
     aten.angle.default: _angle,
     aten.as_strided_copy.default: _as_strided_copy,
     aten.as_strided_scatter.default: _as_strided_scatter,
     aten.atan2.default: _atan2,
-    aten.avg_pool2d.default: _avg_pool,
-    aten.avg_pool2d_backward.default: _avg_pool_backward,
-    aten.avg_pool3d.default: _avg_pool,
-    aten.avg_pool3d_backward.default: _avg_pool_backward,
     aten.bucketize.Scalar: _bucketize,
     aten.bucketize.Tensor: _bucketize,
     aten.cat.default: _cat,
@@ -796,8 +682,6 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.empty_permuted.default: _empty_permuted,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
-    aten.fractional_max_pool2d_backward.default: _max_pool2d_backward,
-    aten.fractional_max_pool3d_backward.default: _max_pool3d_backward,
     aten.frexp.Tensor: _frexp,
     aten.gcd.default: _gcd,
     aten.hypot.default: _hypot,
@@ -807,8 +691,6 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.ldexp.Tensor: _ldexp,
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
-    aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
-    aten.max_pool3d_with_indices_backward.default: _max_pool3d_backward,
     aten.median.default: functools.partial(_median_of_all, ignores_nan=False),
     aten.median.dim: lambda x, dim, keepdim=False: _median(x, dim, keepdim, ignores_nan=False),
     aten.nanmedian.default: functools.partial(_median_of_all, ignores_nan=True),
@@ -816,12 +698,15 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.narrow_copy.default: _narrow_copy,
     aten.native_dropout.default: _dropout,
     aten.native_layer_norm.default: _layer_norm,
+    aten.nextafter.default: _next_after,
+    aten.nonzero_static.default: _nonzero_static,
     aten.pow.Tensor_Scalar: _power_of_bool,
     aten.put.default: _put,
     aten.repeat_interleave.Tensor: _repeat_interleave,
     aten.replication_pad1d_backward.default: _replication_pad_backward,
     aten.replication_pad2d_backward.default: _replication_pad_backward,
     aten.replication_pad3d_backward.default: _replication_pad_backward,
+    aten.resize.default: _resize,
     aten.scatter.reduce: _scatter_by,
     aten.scatter.src: _scatter,
     aten.scatter.value: _scatter,

@@ -89,13 +89,33 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     return _counted(place, (flat >= low) & (flat <= high), None, bins, flat.dtype).to(x.dtype)
 
 
+def _edges(x: Tensor, bins: int, range: Sequence[float] | None) -> Tensor:
+    """Edges at equal distances, from the least to the largest element where no range is given."""
+    if range is None and not x.numel():
+        range = (0.0, 1.0)
+    if range is not None:
+        low, high = range
+        low, high = (low - 0.5, high + 0.5) if low == high else (low, high)
+        return torch.linspace(low, high, bins + 1, dtype=x.dtype)
+    first, last = x.amin(), x.amax()
+    half = (first == last).to(x.dtype) / 2
+    first, last = first - half, last + half
+    step, at = (last - first) / bins, torch.arange(bins + 1, dtype=x.dtype)
+    return torch.where(at < (bins + 1) // 2, first + step * at, last - step * (bins - at))
+
+
+def _place(x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """The bin of each element, and whether it is within the edges. The last bin has its upper edge too."""
+    place = torch.clamp((edges <= x.unsqueeze(1)).sum(1) - 1, 0, edges.numel() - 2)
+    return place, (x >= edges[0]) & (x <= edges[-1])
+
+
 def histogram_of_bins(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> Any:
     """Elements counted between edges that are given: all are compared with all."""
     flat = x.reshape(-1)
     if bins.numel() * flat.numel() > _MOST_COMPARED:
         return NotImplemented
-    place = (bins <= flat.unsqueeze(1)).sum(1) - 1
-    inside = (flat >= bins[0]) & (flat <= bins[-1])
+    place, inside = _place(flat, bins)
     made = _counted(place, inside, weight, bins.numel() - 1, x.dtype)
     return made / made.sum() / (bins[1:] - bins[:-1]) if density else made, bins.clone()
 
@@ -108,25 +128,64 @@ def histogram(
     weight: Tensor | None = None,
     density: bool = False,
 ) -> Any:
-    """The same with edges at equal distances, from the least to the largest element where no range is given."""
-    if range is None and not x.numel():
-        range = (0.0, 1.0)
-    if range is not None:
-        low, high = range
-        low, high = (low - 0.5, high + 0.5) if low == high else (low, high)
-        edges = torch.linspace(low, high, bins + 1, dtype=x.dtype)
-    else:
-        first, last = x.amin(), x.amax()
-        half = (first == last).to(x.dtype) / 2
-        first, last = first - half, last + half
-        step, at = (last - first) / bins, torch.arange(bins + 1, dtype=x.dtype)
-        edges = torch.where(at < (bins + 1) // 2, first + step * at, last - step * (bins - at))
-    return histogram_of_bins(x, edges, weight=weight, density=density)
+    """The same with edges at equal distances."""
+    return histogram_of_bins(x, _edges(x, bins, range), weight=weight, density=density)
+
+
+def histogramdd_of_bins(
+    x: Tensor, bins: Sequence[Tensor], *, weight: Tensor | None = None, density: bool = False
+) -> Any:
+    """Points counted in a grid of bins. x: floats [..., axes]; bins: the edges along each axis."""
+    points = x.reshape(-1, x.shape[-1])
+    if sum(b.numel() for b in bins) * points.shape[0] > _MOST_COMPARED:
+        return NotImplemented
+    place, inside = _place(points.select(1, 0), bins[0])
+    for d, edges in list(enumerate(bins))[1:]:
+        along, within = _place(points.select(1, d), edges)
+        place, inside = place * (edges.numel() - 1) + along, inside & within
+    sizes = [b.numel() - 1 for b in bins]
+    made = _counted(place, inside, weight, math.prod(sizes), x.dtype).reshape(sizes)
+    if not density:
+        return made
+    made = made / made.sum()
+    for d, edges in enumerate(bins):
+        made = made / (edges[1:] - edges[:-1]).reshape([-1, *[1] * (len(bins) - 1 - d)])
+    return made
+
+
+def histogramdd_edges(
+    x: Tensor,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> list[Tensor]:
+    """The edges along each axis."""
+    points = x.reshape(-1, x.shape[-1])
+    return [
+        _edges(points.select(1, d), n, None if range is None else range[2 * d : 2 * d + 2]) for d, n in enumerate(bins)
+    ]
+
+
+def histogramdd(
+    x: Tensor,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> Any:
+    """Points counted in a grid whose edges have equal distances along each axis."""
+    return histogramdd_of_bins(x, histogramdd_edges(x, bins, range=range), weight=weight, density=density)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """ATen's operators of order and counting."""
     return {
+        aten._histogramdd_bin_edges.default: histogramdd_edges,
+        aten._histogramdd_from_bin_cts.default: histogramdd,
+        aten._histogramdd_from_bin_tensors.default: histogramdd_of_bins,
         aten.histc.default: histc,
         aten.histogram.bin_ct: histogram,
         aten.histogram.bins_tensor: histogram_of_bins,

@@ -21,6 +21,8 @@ _FACTORIES = {aten.empty, aten.full, aten.arange, aten.scalar_tensor, aten.zeros
 _BORDER = {aten.complex.default, aten.view_as_real.default, aten.resolve_conj.default}
 AT_BORDER = "torch takes complex numbers apart for XRT, and puts them together"
 """Why nodes run in torch whose complex numbers are computed by XRT."""
+CHECKS = "torch looks whether a factorisation failed, and raises its error"
+"""Why nodes run in torch that compute nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,15 @@ class Stage:
         return sum(n.op == "call_function" for n in self.graph.nodes)
 
 
+def copy_of(graph: Graph) -> Graph:
+    """A graph of its own, with what is known of the nodes."""
+    made = Graph()
+    made.output(made.graph_copy(graph, {}))
+    for old, new in zip(graph.nodes, made.nodes, strict=True):
+        new.meta = dict(old.meta)
+    return made
+
+
 def reason_for_eager(
     node: Node, translatable: Callable[[Any], bool], mistrust: Callable[[Node], str | None]
 ) -> str | None:
@@ -63,6 +74,8 @@ def reason_for_eager(
     target = node.target
     if node.meta.get("at_border"):
         return AT_BORDER if node.target in _BORDER else "complex numbers"
+    if target is torch.ops.higher_order.with_effects and node.args[1] is aten._linalg_check_errors.default:
+        return CHECKS
     if isinstance(target, torch._ops.HigherOrderOperator):
         return "it is an operator of higher order"
     if isinstance(target, torch._ops.OpOverload):

@@ -1,8 +1,9 @@
-"""Chebyshev polynomials of any degrees, by their closed forms; computed in float64.
+"""Orthogonal polynomials, whose degree is a tensor; computed in float64.
 
-The degree is a tensor, so that a recurrence would have a length that data decide. Within (-1, 1) the polynomials are
-quotients of cosines and sines of multiples of acos(x), outside of hyperbolic ones (DLMF 18.5.1 to 18.5.4). At 1 and -1
-they are known.
+Chebyshev's have closed forms: within (-1, 1) they are quotients of cosines and sines of multiples of acos(x), outside
+of hyperbolic ones (DLMF 18.5.1 to 18.5.4). At 1 and -1 they are known. Those of Hermite, Laguerre and Legendre are
+computed by their recurrences (DLMF 18.9.1), in a loop whose length the largest degree decides: the operator
+`xrt.recurrence`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -76,17 +77,64 @@ def _fourth(x: Tensor, n: Tensor, sign: Tensor) -> Tensor:
     return torch.where(x < 0, sign * third, fourth)
 
 
-def _of_degree(function: Callable[..., Tensor], shifted: bool, x: Any, n: Any) -> Tensor:
-    """x, n: tensors, or numbers; as with torch the degree is cut to an integer, and below 0 the result is 0."""
+def _in_double(x: Any, n: Any) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Argument and degree in float64 and of one shape, the degree cut to a whole number, and the result's dtype."""
     kind = torch.result_type(x, n)
     kind = kind if kind.is_floating_point else torch.get_default_dtype()
     x, n = (v.to(torch.float64) if isinstance(v, Tensor) else torch.full([], v, dtype=torch.float64) for v in (x, n))
-    n = torch.trunc(n)
+    x, n = torch.broadcast_tensors(x, torch.trunc(n))
+    return x, n, kind
+
+
+def _of_degree(function: Callable[..., Tensor], shifted: bool, x: Any, n: Any) -> Tensor:
+    """x, n: tensors, or numbers; of degrees below 0 the result is 0, as with torch."""
+    x, n, kind = _in_double(x, n)
     x = 2 * x - 1 if shifted else x
-    x, n = torch.broadcast_tensors(x, n)
     sign = 1 - 2 * torch.remainder(n, 2)
     made = function(x, torch.clamp(n, min=0), sign)
     made = torch.where(n == 0, 1.0, torch.where(torch.isnan(x), math.nan, made))
+    return torch.where(n < 0, 0.0, made).to(kind)
+
+
+_RECURRENCES: Final = {
+    "hermite_polynomial_h": (0.0, 2.0, 0.0, 2.0, 0.0),
+    "hermite_polynomial_he": (0.0, 1.0, 0.0, 1.0, 0.0),
+    "laguerre_polynomial_l": (1.0, -1.0, 0.0, 1.0, 1.0),
+    "legendre_polynomial_p": (0.0, 1.0, 2.0, 1.0, 1.0),
+}
+"""The coefficients that `recurrence` takes."""
+_MOST: Final = {torch.float32: 128, torch.float64: 512}
+"""The degrees up to which torch computes Hermite's polynomials."""
+
+
+@torch.library.custom_op("xrt::recurrence", mutates_args=())
+def recurrence(x: Tensor, n: Tensor, a: float, b: float, c: float, d: float, e: float) -> Tensor:
+    """The polynomial p(n) of x: p(0) = 1, (1 + e k) p(k + 1) = (a (2k + 1) + (b + c k) x) p(k) - d k p(k - 1).
+
+    x, n: float64 of one shape, n whole numbers from 0 on. Returns the same shape.
+    """
+    before, made = torch.zeros_like(x), torch.ones_like(x)
+    for k in range(int(n.max()) if n.numel() else 0):
+        following = ((a * (2 * k + 1) + (b + c * k) * x) * made - d * k * before) / (1 + e * k)
+        goes_on = k < n
+        before, made = torch.where(goes_on, made, before), torch.where(goes_on, following, made)
+    return made
+
+
+@recurrence.register_fake
+def _(x: Tensor, n: Tensor, a: float, b: float, c: float, d: float, e: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _by_recurrence(family: str, x: Any, n: Any) -> Tensor:
+    """x, n: tensors, or numbers, as of `_of_degree`."""
+    x, n, kind = _in_double(x, n)
+    degree = torch.clamp(n, min=0)
+    most = _MOST.get(kind) if family.startswith("hermite") else None
+    degree = degree if most is None else torch.clamp(degree, max=most)
+    made = torch.ops.xrt.recurrence.default(x, degree, *_RECURRENCES[family])
+    if most is not None:
+        made = torch.where(n > most, math.nan, made)
     return torch.where(n < 0, 0.0, made).to(kind)
 
 
@@ -98,4 +146,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             packet = getattr(aten, f"special_{prefix}chebyshev_polynomial_{letter}")
             for overload in ("default", "x_scalar", "n_scalar"):
                 made[getattr(packet, overload)] = functools.partial(_of_degree, function, bool(prefix))
+    for family in _RECURRENCES:
+        for overload in ("default", "x_scalar", "n_scalar"):
+            made[getattr(getattr(aten, f"special_{family}"), overload)] = functools.partial(_by_recurrence, family)
     return made

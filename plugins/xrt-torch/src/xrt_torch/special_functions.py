@@ -108,6 +108,40 @@ def _cotangent_derivative(n: int) -> list[float]:
     return p
 
 
+def _zeta_from_zero(s: Tensor, q: Tensor) -> Tensor:
+    """Ten terms, and Euler and Maclaurin's sum for the rest (DLMF 25.2.9), for q > 0."""
+    w = q + 10
+    power = w**-s
+    total = w * power / (s - 1) + power / 2
+    for k in range(10):
+        total = total + (q + k) ** -s
+    term = s * power / w
+    for k, b in enumerate(_BERNOULLI, 1):
+        total = total + b / math.factorial(2 * k) * term
+        term = term * ((s + 2 * k - 1) / w) * ((s + 2 * k) / w)
+    return total
+
+
+def zeta(s: Any, q: Any) -> Tensor:
+    """The sum of (q + k) ** -s over all k from 0 on; below zero, for whole s, from both ends of the terms."""
+    kind = torch.result_type(s, q)
+    kind = kind if kind.is_floating_point else torch.get_default_dtype()
+    s, q = (v.to(torch.float64) if isinstance(v, Tensor) else torch.full([], v, dtype=torch.float64) for v in (s, q))
+    s, q = torch.broadcast_tensors(s, q)
+    below, is_whole = q < 0, q == torch.floor(q)
+    rest = torch.where(below, q - torch.floor(q), q)
+    rest = torch.where(rest <= 0, 1.0, rest)
+    exponent = torch.where(s <= 1, 2.0, s)
+    sign = 1 - 2 * torch.remainder(exponent, 2)
+    mirrored = _zeta_from_zero(exponent, torch.where(below & ~is_whole, 1 - rest, 1.0))
+    beyond = _zeta_from_zero(exponent, torch.where(below, 1 - q, 1.0))
+    made = _zeta_from_zero(exponent, rest)
+    made = torch.where(below, made + sign * (mirrored - beyond), made)
+    made = torch.where((q <= 0) & (s != torch.floor(s)), math.nan, made)
+    made = torch.where((q <= 0) & is_whole, math.inf, made)
+    return torch.where(s < 1, math.nan, torch.where(s == 1, math.inf, made)).to(kind)
+
+
 @_in_double
 def erfinv(x: Tensor) -> Tensor:
     """Newton's steps from Winitzki's approximation."""
@@ -395,4 +429,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         ("special_spherical_bessel_j0", spherical_bessel_j0), ("special_erfcx", erfcx),
         ("special_airy_ai", airy_ai),
     ]  # fmt: skip
-    return {getattr(aten, name).default: function for name, function in names}
+    zetas = {getattr(aten.special_zeta, name): zeta for name in ("default", "other_scalar", "self_scalar")}
+    return {getattr(aten, name).default: function for name, function in names} | zetas

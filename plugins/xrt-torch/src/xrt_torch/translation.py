@@ -19,6 +19,8 @@ import xrt_core as xrt
 from xrt_core.errors import ModelLoadError
 from xrt_core.ir.graph import Graph
 from xrt_torch.complex_numbers import dft
+from xrt_torch.partition import copy_of
+from xrt_torch.polynomials import recurrence
 
 _lock = threading.RLock()  # type promotion and tracing of onnxscript functions have state of the process
 
@@ -39,6 +41,8 @@ def registry() -> Any:
         made = _registration.ONNXRegistry.from_torchlib()
         made.register_op(torch.ops.aten.sort.stable, _sort_stable)
         made.register_op(dft._opoverload, _dft)
+        made.register_op(recurrence._opoverload, _recurrence)
+        made.register_op(torch.ops.aten._native_batch_norm_legit_no_training.default, _batch_norm)
         return made
 
 
@@ -48,6 +52,25 @@ def _dft(x: Any, dim: int, inverse: bool) -> Any:
 
     made = op.DFT(op.Unsqueeze(x, [0]), axis=dim + 1, inverse=int(inverse), onesided=0)
     return op.Squeeze(made, [0])
+
+
+def _batch_norm(x: Any, *rest: Any) -> Any:
+    """Where nothing is trained torch's own statistics are empty."""
+    from onnxscript.function_libs.torch_lib.ops.core import aten__native_batch_norm_no_training
+    from onnxscript.onnx_opset import opset18 as op
+
+    made = aten__native_batch_norm_no_training(x, *rest)[0]
+    empty = op.CastLike(op.Constant(value=ir.tensor([], dtype=ir.DataType.FLOAT)), x)
+    return made, empty, empty
+
+
+def _recurrence(x: Any, n: Any, a: float, b: float, c: float, d: float, e: float) -> Any:
+    from onnxscript.onnx_opset import opset18 as op
+
+    from xrt_torch.onnx_functions import polynomial
+
+    doubles = [op.Constant(value=ir.tensor(v, dtype=ir.DataType.DOUBLE)) for v in (a, b, c, d, e)]
+    return polynomial(x, n, *doubles)
 
 
 def _sort_stable(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
@@ -91,15 +114,6 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     finally:
         logging.disable(disabled)
     return model
-
-
-def copy_of(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A graph of its own, with what is known of the nodes."""
-    made = torch.fx.Graph()
-    made.output(made.graph_copy(graph, {}))
-    for old, new in zip(graph.nodes, made.nodes, strict=True):
-        new.meta = dict(old.meta)
-    return made
 
 
 @contextlib.contextmanager
@@ -184,8 +198,6 @@ def mistrust(node: torch.fx.Node) -> str | None:
     first = next((v for n in node.all_input_nodes if isinstance(v := n.meta.get("val"), torch.Tensor)), None)
     if packet is aten.grid_sampler_2d and first is not None and first.dtype in (torch.float16, torch.bfloat16):
         return "torch rounds the grid to narrow floats"
-    if packet is aten._native_batch_norm_legit_no_training and any(u.args[1:] != (0,) and u.users for u in node.users):
-        return "torch's statistics are empty"
     if packet in _WRONG:
         return "torchlib's translation computes something else"
     return None
