@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from xrt_core.errors import GraphError
 from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, SparseTensor, Value, _Frozen, _set
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import (
     STRING,
     MapType,
@@ -253,7 +254,7 @@ def digest(*contents: bytes | memoryview) -> str:
     return h.hexdigest(length=SIZE)
 
 
-_VERSION: Final = "xrt-fingerprint 2"  # changes whenever the encoding below does
+_VERSION: Final = "xrt-fingerprint 3"  # changes whenever the encoding below does
 _INLINE: Final = 64  # bytes; smaller arrays are written out instead of hashed
 _SUB_BYTE_MASKS: Final = {"int4": 15, "uint4": 15, "float4_e2m1fn": 15, "int2": 3, "uint2": 3}
 
@@ -397,7 +398,7 @@ class _Encoder:
             return ("s", a)
         if isinstance(a, bytes):
             return ("s", a) if _not_text(a) else ("s", a.decode())
-        if isinstance(a, tuple):
+        if isinstance(a, tuple | LongList):
             long = self._long(a) if len(a) > _INLINE else None
             return long or ("t", tuple(self._attribute(x) for x in a))
         if isinstance(a, np.ndarray):
@@ -414,14 +415,16 @@ class _Encoder:
             return ("function", a.fingerprint)
         raise GraphError(f"an attribute holds a {type(a).__name__}, which is no attribute value")
 
-    def _long(self, a: tuple[Any, ...]) -> Any:
+    def _long(self, a: tuple[Any, ...] | LongList) -> Any:
         """A long list of numbers or of text as its digest, such as the tables of a tree ensemble; None for others."""
-        kinds = set(map(type, a))
-        if kinds == {int}:
-            return ("ints", self._array(np.array(a, np.int64)))
-        if kinds == {float} and max(map(abs, a)) < 3e38:
-            return ("floats", self._array(np.array(a, np.float32)))
-        return ("texts", digest(repr(a).encode("utf-8", "surrogatepass"))) if kinds == {str} else None
+        found = a if isinstance(a, LongList) else LongList.of(a)
+        if found is None:
+            are_texts = isinstance(a, tuple) and set(map(type, a)) == {str}
+            return ("texts", digest(repr(a).encode("utf-8", "surrogatepass"))) if are_texts else None
+        if found.kind == "floats" and not bool((np.abs(np.asarray(a, np.float64)) < 3e38).all()):
+            return None
+        texts = tuple(self._attribute(t) for t in found.texts)
+        return (found.kind, texts, self._array(found.array))
 
     def _array(self, array: np.ndarray) -> Any:
         if array.nbytes <= _INLINE and array.dtype != STRING:

@@ -117,12 +117,15 @@ class OnnxRuntimeCompiler(GraphCompiler):
         Raises CompileError with the library's own first line.
         """
         newest, on_cpu = _toolkit.newest_opset(), self._providers is None
-        exported = onnx_model(function, engine="onnxruntime", newest_opset=newest, unaligned=on_cpu)
+        exported = onnx_model(
+            function, engine="onnxruntime", newest_opset=newest, unaligned=on_cpu, lists_beside=True
+        )
         try:
             weights = Weights(exported, from_files=on_cpu)
             session = self._session(weights)
             if not weights.are_current():  # another model was put in its place meanwhile
-                weights = Weights(onnx_model(function, engine="onnxruntime", newest_opset=newest), from_files=False)
+                exported = onnx_model(function, engine="onnxruntime", newest_opset=newest, lists_beside=True)
+                weights = Weights(exported, from_files=False)
                 session = self._session(weights)
         except Exception as e:
             raise CompileError(
@@ -136,7 +139,7 @@ class OnnxRuntimeCompiler(GraphCompiler):
         options = self.session_options()
         if weights.folder is not None:
             _toolkit.read_files_in(options, weights.folder)
-        model = weights.exported.model.SerializeToString()
+        model = weights.exported.to_bytes()
         providers = () if self._providers is None else (self._providers,)
         return _toolkit.make_session(model, options, weights.in_memory, *providers)
 

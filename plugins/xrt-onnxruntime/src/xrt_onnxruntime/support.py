@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, is_symbolic, why_not_within, why_unfit
 from xrt_core.engine.onnx_versions import as_older
 from xrt_core.ir.graph import Node
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import STRING, dtype_name
 from xrt_onnxruntime import NATIVE, _toolkit
 from xrt_onnxruntime.deviations import deviation
@@ -39,17 +40,23 @@ def why_not(node: Node, on_cpu: bool = True) -> str | None:
 def _abridged(node: Node) -> Node:
     """A large ensemble with its first tree alone: what the library takes does not depend on how many there are."""
     trees = node.attributes.get("nodes_treeids")
-    if not isinstance(trees, tuple) or len(trees) < _MANY:
+    if not isinstance(trees, tuple | LongList) or len(trees) < _MANY:
         return node
     attributes = dict(node.attributes)
     for rows, ids in ((k, v) for k, v in node.attributes.items() if k.endswith("_treeids")):
-        kept = np.equal(ids, trees[0])
+        kept = np.equal(ids.array if isinstance(ids, LongList) else np.array(ids), trees[0])
         table = rows.partition("_")[0] + "_"
         for name, values in node.attributes.items():
-            if name.startswith(table) and isinstance(values, tuple | np.ndarray) and len(values) == len(kept):
-                array = isinstance(values, np.ndarray)
-                attributes[name] = values[kept] if array else tuple(itertools.compress(values, kept))
+            is_list = isinstance(values, tuple | LongList | np.ndarray)
+            if name.startswith(table) and is_list and len(values) == len(kept):  # type: ignore[arg-type]
+                attributes[name] = _selected(values, kept)
     return node.replace(attributes=attributes)
+
+
+def _selected(values: Any, kept: np.ndarray) -> Any:
+    if isinstance(values, LongList):
+        return values.select(kept)
+    return values[kept] if isinstance(values, np.ndarray) else tuple(itertools.compress(values, kept))
 
 
 def _why_not_symbolic(node: Node) -> str | None:
