@@ -11,19 +11,30 @@ https://github.com/BLAKE3-team/BLAKE3-specs.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, Final, Protocol
 
 import numpy as np
 from msgspec import Struct
 
 from xrt_core.errors import GraphError
-from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, SparseTensor, Value, _Frozen, _set
+from xrt_core.ir.graph import (
+    NO_ANNOTATIONS,
+    Annotations,
+    Graph,
+    Node,
+    SparseTensor,
+    Value,
+    _Frozen,
+    _set,
+    every_node,
+)
 from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import (
     STRING,
@@ -331,6 +342,26 @@ def _content(array: np.ndarray) -> bytes | memoryview:
     return (codes if mask is None else codes & mask).data  # the high bits of a sub-byte element mean nothing
 
 
+_LARGE: Final = 1 << 16  # bytes; smaller arrays are not worth a thread
+_MANY: Final = 1 << 23  # bytes of large arrays from which on several threads hash them
+_THREADS: Final = 4
+
+
+def _hash_constants(graph: Graph) -> None:
+    """Compute the digests of many large constants by several threads; their encoding finds them remembered."""
+    found = (v.data for n in every_node(graph) for v in n.inputs if v is not None and v.data is not None)
+    large = {id(a): a for a in found if a.nbytes >= _LARGE and a.dtype != STRING and id(a) not in _digests}
+    if sum(a.nbytes for a in large.values()) < _MANY:
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(_THREADS, cores, len(large))
+    if threads > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(threads, "xrt-digest") as pool:
+            list(pool.map(lambda a: copy_context().run(array_digest, a), large.values()))
+
+
 class _Encoder:
     """Writes a graph as nested tuples of strings and integers, whose `repr` is hashed: no two graphs share one."""
 
@@ -340,6 +371,7 @@ class _Encoder:
         self._count = 0
 
     def digest(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> str:
+        _hash_constants(graph)
         return digest("\n".join((_VERSION, *self.lines(graph, aliases))).encode())
 
     def lines(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,9 +15,17 @@ from xrt_core.ir.types import STRING, dtype_name
 from xrt_onnxruntime import NATIVE, _toolkit
 from xrt_onnxruntime.deviations import deviation
 
-_TRIALS: Final = NodeTrials(
-    "onnxruntime", lambda model: _toolkit.refusal(model.SerializeToString()), newest_opset=_toolkit.newest_opset()
-)
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+
+def _refusal(model: ModelProto) -> str | None:
+    return _toolkit.refusal(model.SerializeToString())
+
+
+_TRIALS: Final = NodeTrials("onnxruntime", _refusal, newest_opset=_toolkit.newest_opset())
+_OLDER: Final = NodeTrials("onnxruntime", _refusal, newest_opset=_toolkit.settled_opset())
 
 _MANY: Final = 10_000
 """Rows from which on an ensemble's tables are abridged for a trial."""
@@ -33,8 +41,16 @@ def why_not(node: Node, on_cpu: bool = True) -> str | None:
         or _why_not_symbolic(node)
         or _not_right(node)
         or why_not_within(node, _not_right)
-        or _TRIALS.why_not(_abridged(node))
+        or _refused(_abridged(node))
     )
+
+
+def _refused(node: Node) -> str | None:
+    """Why the library refuses the node, in its version and, if that is newer than its kernels, in an older one."""
+    why = _TRIALS.why_not(node)
+    if why is None or node.domain or node.version <= _toolkit.settled_opset():
+        return why
+    return None if _OLDER.why_not(node) is None else why
 
 
 def _abridged(node: Node) -> Node:
