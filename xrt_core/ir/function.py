@@ -24,17 +24,7 @@ import numpy as np
 from msgspec import Struct
 
 from xrt_core.errors import GraphError
-from xrt_core.ir.graph import (
-    NO_ANNOTATIONS,
-    Annotations,
-    Graph,
-    Node,
-    SparseTensor,
-    Value,
-    _Frozen,
-    _set,
-    every_node,
-)
+from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, SparseTensor, Value, _Frozen, _set
 from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import (
     STRING,
@@ -349,7 +339,7 @@ _THREADS: Final = 4
 
 def _hash_constants(graph: Graph) -> None:
     """Compute the digests of many large constants by several threads; their encoding finds them remembered."""
-    found = (v.data for n in every_node(graph) for v in n.inputs if v is not None and v.data is not None)
+    found = (v.data for n in graph.nodes for v in n.inputs if v is not None and v.data is not None)
     large = {id(a): a for a in found if a.nbytes >= _LARGE and a.dtype != STRING and id(a) not in _digests}
     if sum(a.nbytes for a in large.values()) < _MANY:
         return
@@ -358,8 +348,9 @@ def _hash_constants(graph: Graph) -> None:
     if threads > 1:
         from concurrent.futures import ThreadPoolExecutor
 
+        contexts = [copy_context() for _ in large]  # of this thread, with the memory of digests
         with ThreadPoolExecutor(threads, "xrt-digest") as pool:
-            list(pool.map(lambda a: copy_context().run(array_digest, a), large.values()))
+            list(pool.map(lambda context, a: context.run(array_digest, a), contexts, large.values()))
 
 
 class _Encoder:
