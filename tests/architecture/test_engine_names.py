@@ -20,6 +20,7 @@ NAMES = re.compile(
 # (file, word) -> why it may say so: the library is meant, not the engine.
 ALLOWED = {
     ("passes/mixed_precision_ops.py", "ONNX Runtime"): "the source of a list of operators",
+    ("ir/schema.py", "onnxruntime"): "the package that has a domain's operators, and the function that takes it",
     ("cli/cuda_report.py", "onnxruntime"): "two wheels of the library that exclude one another",
     ("quantization/qdq.py", "onnxruntime"): "its quantisation library makes the Q/DQ nodes; it is an extra of the core",
     ("quantization/qdq.py", "TensorRT"): "the source of what Q/DQ nodes must look like",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.ir.random_graphs import graphs, node, renamed
 from tests.profiles import examples
 from xrt_core.errors import GraphError
 from xrt_core.ir import function
-from xrt_core.ir.function import Function, InputOutputAlias, array_digest, graph_fingerprint, launch
+from xrt_core.ir.function import Function, InputOutputAlias, array_digest, graph_fingerprint, launch, remembering
 from xrt_core.ir.graph import Annotations, Graph, Node, SourceLocation, Value
 from xrt_core.ir.types import TensorType
 
@@ -226,3 +227,39 @@ def test_an_undefined_value_is_an_error() -> None:
     """A graph that reads what nothing makes has no fingerprint; the message names the value."""
     with pytest.raises(GraphError, match="'lost' is used before"):
         graph_fingerprint(Graph([], [Value("lost")], [], opsets={"": 18}))
+
+
+def test_many_large_constants_are_hashed_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, with the digests of one thread, and with what is remembered of files."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((200, 200)).astype(np.float32) for _ in range(6)]
+
+    def made() -> Graph:
+        x = Value("x", TensorType(np.dtype(np.float32), (200, 200)))
+        nodes, at = [], x
+        for i, a in enumerate(arrays):
+            out = Value(f"y{i}", x.type)
+            nodes.append(Node("Add", [at, Value.constant(a.copy())], [out], version=14))
+            at = out
+        return Graph([x], [at], nodes, opsets={"": 17})
+
+    class Memory:
+        def __init__(self) -> None:
+            self.put_by: list[str] = []
+
+        def get(self, array: np.ndarray) -> str | None:
+            return None
+
+        def put(self, array: np.ndarray, digest: str) -> None:
+            self.put_by.append(threading.current_thread().name)
+
+    alone, together = Memory(), Memory()
+    with remembering(alone):
+        wanted = graph_fingerprint(made())
+    monkeypatch.setattr(function, "_MANY", 1)
+    monkeypatch.setattr(function.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    with remembering(together):
+        assert graph_fingerprint(made()) == wanted
+    assert len(alone.put_by) == len(together.put_by) == len(arrays)
+    assert not any(n.startswith("xrt-digest") for n in alone.put_by)
+    assert all(n.startswith("xrt-digest") for n in together.put_by)

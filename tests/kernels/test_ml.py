@@ -14,6 +14,7 @@ from xrt_core.errors import InputError, XRTError
 from xrt_core.host.executor import host_kernel, run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import infer_types
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.ml_limits import ml_attribute_fault
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.types import DTYPE_TO_ONNX, STRING, MapType, SequenceType, TensorType
@@ -147,6 +148,50 @@ def test_ensembles_are_what_a_walk_finds(how: str, modes: list[str]) -> None:
         np.testing.assert_allclose(_run(node, x)[0], want, atol=1e-6)
         if how == "SUM" and modes == ["BRANCH_LT"]:
             np.testing.assert_allclose(_under_jax(node, x)[0], want, atol=1e-6)
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("names", ["in order", "shuffled", "far apart"])
+def test_rows_may_stand_anywhere(names: str, long: bool) -> None:
+    """Nodes in any order, and of any numbers; as tuples and as long lists."""
+    rng = np.random.default_rng(5)
+    x = _rows_with_nan(rng)
+    a = _trees(rng, list(COMPARISONS), 6, lambda tree: [tree % 2])
+    want = _walked(a, x, 2, "SUM")
+    tables = {k: np.array(v) for k, v in a.items()}
+    if names == "shuffled":
+        for prefix in ("nodes_", "target_"):
+            order = rng.permutation(len(tables[f"{prefix}treeids"]))
+            tables.update({k: v[order] for k, v in tables.items() if k.startswith(prefix)})
+    if names == "far apart":
+        for k in tables:
+            if k.endswith("treeids"):
+                tables[k] = tables[k] * 5000 - 7000
+            elif k.endswith(("nodeids", "nodes_nodeids")):
+                tables[k] = tables[k] * 3 + 1
+    values: dict[str, Any] = {k: tuple(v.tolist()) for k, v in tables.items()}
+    if long:
+        values = {k: LongList.of(v) for k, v in values.items()}
+    node = _node("TreeEnsembleRegressor", x, n_targets=2, **a)
+    node = node.replace(attributes={**node.attributes, **values})
+    assert ml_attribute_fault(node.op_type, node.attributes) is None
+    np.testing.assert_allclose(_run(node, x)[0], want, atol=1e-6)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_tables_name_the_tree_that_is_not_there(long: bool) -> None:
+    """Weights of a tree, or a node, that no row has; as tuples and as long lists."""
+    for changed, message in (
+        ({"target_treeids": [0, 9]}, "node 2 of tree 9"),
+        ({"target_treeids": [0, -9]}, "node 2 of tree -9"),
+        ({"target_nodeids": [1, -2]}, "node -2 of tree 0"),
+        ({"nodes_truenodeids": [-1, 0, 0]}, "leads to node -1 of tree 0"),
+    ):
+        a: dict[str, Any] = _stump(**changed)
+        values = {k: (LongList.of if long else tuple)(v) if isinstance(v, list) else v for k, v in a.items()}
+        fault = ml_attribute_fault("TreeEnsembleRegressor", values)
+        assert fault is not None
+        assert message in fault
 
 
 @pytest.mark.nightly

@@ -17,11 +17,15 @@ from xrt_core.errors import CompileError, ExportError, XRTError
 from xrt_core.ir.file_backed import let_go
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value, every_node, nodes_within
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
 from xrt_core.ir.types import STRING, SequenceType, TensorType
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
+
+    from xrt_core.frontends.onnx_wire import LongLists
+    from xrt_core.ir.onnx_proto import ListWriter
 
 __all__ = [
     "EXTERNAL_BYTES",
@@ -67,6 +71,12 @@ class OnnxModel:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     weights: Mapping[str, np.ndarray]
+    _lists: LongLists | None = None
+
+    def to_bytes(self) -> bytes:
+        """The model as the file holds it, long lists of attributes included (`onnx_model(lists_beside=)`)."""
+        raw = self.model.SerializeToString()
+        return raw if self._lists is None else self._lists.fill(raw)
 
 
 def beside_the_model(array: np.ndarray) -> Mapping[str, str]:
@@ -90,14 +100,20 @@ def is_large(data: np.ndarray | None, external_bytes: int = EXTERNAL_BYTES) -> b
     return data.dtype != STRING and data.dtype.name not in SUB_BYTE
 
 
-def to_onnx(function: Function, *, tensor: Callable[[np.ndarray, str], TensorProto] = tensor_from_array) -> ModelProto:
+def to_onnx(
+    function: Function,
+    *,
+    tensor: Callable[[np.ndarray, str], TensorProto] = tensor_from_array,
+    long_list: ListWriter | None = None,
+) -> ModelProto:
     """The function as a standalone ONNX model; importing it gives the same fingerprint.
 
-    tensor: writes a constant of a name, by default with its data. Raises ExportError for what ONNX cannot express.
+    tensor: writes a constant of a name, by default with its data. long_list: may write long lists of attributes.
+    Raises ExportError for what ONNX cannot express.
     """
     from xrt_core.frontends.onnx_export import export_function
 
-    return export_function(function, tensor=tensor)
+    return export_function(function, tensor=tensor, long_list=long_list)
 
 
 def as_onnx_text(model: ModelProto | bytes) -> str:
@@ -125,6 +141,7 @@ def onnx_model(
     location: Callable[[np.ndarray], Mapping[str, str]] = beside_the_model,
     external_bytes: int = EXTERNAL_BYTES,
     unaligned: bool = False,
+    lists_beside: bool = False,
 ) -> OnnxModel:
     """The ONNX model of `function`.
 
@@ -135,9 +152,12 @@ def onnx_model(
     location: the entries of `external_data` that tell the library where a large constant lies.
     external_bytes: the size from which constants stay out of the model.
     unaligned: leave constants where they are even if their dtype wants another alignment, as in a memory map of a file.
+    lists_beside: keep long lists of attributes, as of tree ensembles, out of `model`; `to_bytes` has them.
 
     Raises CompileError for a function that ONNX cannot express, or whose nodes belong to opsets that no one model has.
     """
+    from xrt_core.frontends.onnx_wire import LongLists
+
     if newest_opset is not None:
         try:
             function = lowered_to(function, newest_opset)
@@ -148,6 +168,7 @@ def onnx_model(
         opsets = {**body.opsets, "": min(body.opsets.get("", newest_opset), newest_opset)}
         function = Function(function.name, function.params, function.returns, body.replace(opsets=opsets))
     weights: dict[str, np.ndarray] = {}
+    lists = LongLists() if lists_beside else None
     returned = {id(v.data) for v in body.outputs if v.data is not None}
 
     def write(array: np.ndarray, name: str) -> TensorProto:
@@ -158,10 +179,10 @@ def onnx_model(
         return _elsewhere(array, name, location(array))
 
     try:
-        model = to_onnx(function, tensor=write)
+        model = to_onnx(function, tensor=write, long_list=lists)
         if model.functions and (same := aligned(function, newest_opset)) is not function:
             weights.clear()
-            model = to_onnx(same, tensor=write)
+            model = to_onnx(same, tensor=write, long_list=lists)
     except ExportError as e:
         raise CompileError(f"{engine}: function {function.name!r} does not export: {e}") from e
     if model.functions:  # how the exporter writes nodes of another opset; libraries read them at the model's opset
@@ -171,7 +192,7 @@ def onnx_model(
     model.ir_version = min(model.ir_version, _oldest_ir_version(body))
     _tidy(graph, set())
     inputs, outputs = (tuple(p.name for p in ports) for ports in (graph.input, graph.output))
-    return OnnxModel(model, inputs, outputs, MappingProxyType(weights))
+    return OnnxModel(model, inputs, outputs, MappingProxyType(weights), lists)
 
 
 _IR_VERSIONS: Final = {
@@ -220,6 +241,8 @@ _MOST: Final = (1 << 31) - 1
 
 
 def _each(attribute: Any) -> tuple[Any, ...]:
+    if isinstance(attribute, LongList):  # its least and its greatest say what all are like
+        return (int(attribute.array.min()), int(attribute.array.max())) if attribute.kind == "ints" else ()
     return attribute if isinstance(attribute, tuple) else (attribute,)
 
 
@@ -412,11 +435,13 @@ def frozen(attribute: Any) -> Hashable:
     if isinstance(attribute, np.ndarray):
         content = tuple(attribute.ravel().tolist()) if attribute.dtype == STRING else attribute.tobytes()
         return attribute.dtype, attribute.shape, content
+    if isinstance(attribute, LongList):
+        return attribute.kind, attribute.texts, attribute.array.tobytes()
     if isinstance(attribute, SparseTensor):
         return frozen(attribute.values), frozen(attribute.indices), attribute.dims
     if isinstance(attribute, tuple):
         kinds = set(map(type, attribute))
-        if kinds in ({int}, {float}, {str}):  # a tree ensemble has a million
+        if kinds in ({int}, {float}, {str}):
             return kinds.pop(), attribute
         return tuple(map(frozen, attribute))
     found: Hashable = attribute

@@ -18,6 +18,7 @@ from xrt_core.ir.graph import Graph, Node, Value, every_node, substitute
 from xrt_core.ir.schema import find_schema
 
 _NEW_ATTRIBUTES: Final = {
+    "Attention": ("left_window_size", "right_window_size"),
     "Cast": ("saturate", "round_mode"),
     "CastLike": ("saturate", "round_mode"),
     "QuantizeLinear": ("saturate", "block_size", "output_dtype", "precision"),

@@ -19,7 +19,7 @@ from xrt_core.frontends.onnx_reader import DECLARED, SAME
 from xrt_core.frontends.onnx_scope import OPSET_DOMAIN
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import MARK, REGION, Graph, Node, Value
-from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
+from xrt_core.ir.onnx_proto import ListWriter, attribute_to_proto, tensor_from_array, type_to_proto
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema, find_schema_or_open, opset_range
 from xrt_core.ir.types import TensorType, ValueType, type_from_text
@@ -47,9 +47,14 @@ def export_model(graph: Graph, *, tensor: TensorWriter = tensor_from_array) -> M
     return _Exporter(graph, tensor).model()
 
 
-def export_function(function: Function, *, tensor: TensorWriter = tensor_from_array) -> ModelProto:
-    """Return a Function as a standalone ONNX model; `import_function` is its inverse, aliases included."""
-    model = _Exporter(function.body, tensor).model()
+def export_function(
+    function: Function, *, tensor: TensorWriter = tensor_from_array, long_list: ListWriter | None = None
+) -> ModelProto:
+    """Return a Function as a standalone ONNX model; `import_function` is its inverse, aliases included.
+
+    `long_list` may write long lists (`attribute_to_proto`).
+    """
+    model = _Exporter(function.body, tensor, long_list).model()
     model.graph.name = function.name
     for p, r in zip([*model.graph.input, *model.graph.output], [*function.params, *function.returns], strict=True):
         p.type.Clear()
@@ -134,9 +139,10 @@ def with_opset(graph: Graph, opset: int | None = None) -> Graph:
 class _Exporter:
     """One export: the model's opsets, its functions, and the main graph."""
 
-    def __init__(self, graph: Graph, tensor: TensorWriter) -> None:
+    def __init__(self, graph: Graph, tensor: TensorWriter, long_list: ListWriter | None = None) -> None:
         self._graph = graph
         self.tensor = tensor
+        self.long_list = long_list
         self.opsets = {**graph.opsets, **{d: v for d, v in fitting_opsets(graph).items() if v is not None}}
         for n in _every_node(graph):
             if n.domain not in self.opsets and n.domain != DIALECT:
@@ -291,7 +297,7 @@ class _Body:
                 if spec is not None and spec.kind == "float" and isinstance(a, int):
                     a = float(a)
                 try:
-                    p.attribute.append(attribute_to_proto(key, a, self.graph, kind))
+                    p.attribute.append(attribute_to_proto(key, a, self.graph, kind, self._owner.long_list))
                 except ExportError as e:
                     raise ExportError(f"node {n.name!r} ({n.operator}): {e}") from e
         _annotate(p, n)

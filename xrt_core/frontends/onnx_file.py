@@ -78,7 +78,7 @@ class ExternalData:
         model: pathlib.Path | None = None,
         mapped: Mapping[str, memoryview] | None = None,
     ) -> None:
-        self._mapped = {k: np.frombuffer(v, np.uint8) for k, v in (mapped or {}).items()}
+        self._located = {k: np.frombuffer(v, np.uint8) for k, v in (mapped or {}).items()}
         self._folder = folder
         self._roots = [] if folder is None else [_resolved(folder, "the model's folder")]
         if model is not None:
@@ -103,8 +103,9 @@ class ExternalData:
         return data[offset : offset + length]
 
     def _file(self, location: str, where: str) -> np.ndarray:
-        if location in self._mapped:
-            return self._mapped[location]
+        known = self._located.get(location)
+        if known is not None:
+            return known
         if self._folder is None:
             raise ModelLoadError(
                 f"{where} lies in external data {location!r}, but the model came without a file; "
@@ -124,6 +125,7 @@ class ExternalData:
         if found is None:
             buffer = map_file(real, f"{where}: external data file")
             found = self._files[real] = np.frombuffer(buffer, np.uint8)
+        self._located[location] = found
         return found
 
 

@@ -33,6 +33,7 @@ from xrt_core.frontends.onnx_scope import (
 from xrt_core.frontends.onnx_wire import Weights
 from xrt_core.ir.attribute_limits import attribute_fault, node_fault
 from xrt_core.ir.graph import MARK, REGION, Annotations, Attribute, Graph, Node, SparseTensor, Value
+from xrt_core.ir.long_list import LONG, LongList
 from xrt_core.ir.onnx_proto import (
     array_from_bytes,
     array_from_tensor,
@@ -487,6 +488,7 @@ _DTYPE_ONLY = _TypesByDtype()
 _GRAPHS: Final = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _INT: Final = AttributeProto.INT
 _INTS: Final = AttributeProto.INTS
+_LISTS: Final = (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS)
 
 GraphReader = Callable[[GraphProto, Context, Scope], Graph]
 
@@ -505,8 +507,8 @@ def constant_array(attributes: Mapping[str, Attribute], where: str) -> np.ndarra
         return np.array(value, np.int64)
     if name in ("value_float", "value_floats"):
         return np.array(value, np.float32)
-    made = np.empty((len(value),) if isinstance(value, tuple) else (), STRING)
-    made[...] = value
+    made = np.empty((len(value),) if isinstance(value, tuple | LongList) else (), STRING)
+    made[...] = value[:] if isinstance(value, LongList) else value
     return made
 
 
@@ -600,7 +602,9 @@ class AttributeReader:
     def value(self, a: AttributeProto, kind: int, scope: Scope, context: Context, where: str) -> Attribute:
         if kind == _INT:
             return a.i
-        if kind == _INTS:
+        if kind in _LISTS and self._weights is not None and (found := self._weights.find_list(a)) is not None:
+            return found
+        if kind == _INTS and len(a.ints) < LONG:
             return tuple(a.ints)
         if kind == AttributeProto.FLOAT:
             return a.f

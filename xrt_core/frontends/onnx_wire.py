@@ -2,7 +2,9 @@
 
 A model file is memory-mapped; the data of every large tensor (initialisers, Constant attributes, also in subgraphs and
 functions) is replaced by a marker with its offset and size, and only the small remainder is parsed by protobuf. Weights
-are then views over the mapped file, and protobuf's limit of 2 GB applies to the remainder only.
+are then views over the mapped file, and protobuf's limit of 2 GB applies to the remainder only. Long lists of numbers
+and texts, the tables of tree ensembles, are replaced in the same way (`onnx_lists` reads them); `LongLists` puts them
+into a model that is written.
 
 Source of the field numbers: onnx.proto; of the encoding: protobuf's "Encoding" page.
 """
@@ -16,9 +18,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from xrt_core.errors import ModelLoadError
+from xrt_core.frontends.onnx_lists import field_head, packed, read_list
+from xrt_core.ir.file_backed import let_go
+from xrt_core.ir.long_list import LONG, LongList
 
 if TYPE_CHECKING:
-    from onnx import TensorProto
+    from onnx import AttributeProto, TensorProto
 
 THRESHOLD: Final = 1024
 """Tensors of fewer bytes are left to protobuf."""
@@ -39,20 +44,25 @@ _BLOBS: Final[Mapping[int, tuple[int, ...] | None]] = {9: None, 4: (1, 14), 10: 
 _LISTS: Final = frozenset({7, 8, 9})
 """Fields of an attribute that list floats, integers or strings, each element by itself: such an attribute holds no
 tensor, and the tables of a tree ensemble are a million elements."""
+_MARKED: Final = 4
+"""The field of an attribute that holds the marker of a long list: its string, which such an attribute has not."""
+_KIND: Final = 20
 _TENSOR_DATA: Final = frozenset({4, 5, 6, 7, 9, 10, 11, 3})
 _STRING: Final = 8
 
 
 class Weights:
-    """The large tensors of one model file: the mapped file, and the key of the markers that point into it."""
+    """The large tensors and long lists of one model file: the mapped file, and the key of the markers that point into
+    it."""
 
     def __init__(self, buffer: memoryview) -> None:
         self.buffer = buffer
         self.key = secrets.token_hex(16)  # random per file, so that a file cannot contain a forged marker
         self.count = 0
+        self._lists: list[LongList] = []
 
     def strip(self) -> bytes:
-        """Return the model's bytes with a marker in place of every large tensor's data.
+        """Return the model's bytes with a marker in place of every large tensor's data and every long list.
 
         Raises ModelLoadError if the bytes are not a protobuf message, or are truncated.
         """
@@ -69,39 +79,12 @@ class Weights:
                     return np.frombuffer(self.buffer, np.uint8, int(size), int(start))
         return None
 
-    def _varint(self, pos: int, end: int) -> tuple[int, int]:
-        buffer, value, shift = self.buffer, 0, 0
-        while pos < end and shift < 70:
-            byte = buffer[pos]
-            pos += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, pos
-            shift += 7
-        raise _damaged(pos)
-
-    def _field(self, pos: int, end: int) -> tuple[int, int, int, int]:
-        """Return number, wire type, start of the content and end of the field at `pos`."""
-        byte = self.buffer[pos]
-        tag, body = (byte, pos + 1) if byte < 0x80 else self._varint(pos, end)
-        wire = tag & 7
-        if wire == 2:
-            if body >= end:
-                raise _damaged(pos)
-            byte = self.buffer[body]
-            size, body = (byte, body + 1) if byte < 0x80 else self._varint(body, end)
-            stop = body + size
-        elif wire == 0:
-            stop = self._varint(body, end)[1]
-        elif wire == 5:
-            stop = body + 4
-        elif wire == 1:
-            stop = body + 8
-        else:
-            raise _damaged(pos)
-        if stop > end or tag < 8:
-            raise _damaged(pos)
-        return tag >> 3, wire, body, stop
+    def find_list(self, attribute: AttributeProto) -> LongList | None:
+        """Return the elements of an attribute that carries a marker; None for others."""
+        if not self._lists or not attribute.s:
+            return None
+        key, _, index = attribute.s.partition(b":")
+        return self._lists[int(index)] if key == self.key.encode() else None
 
     def _message(self, kind: str, start: int, end: int, out: list[bytes | memoryview], depth: int) -> int:
         """Write message `kind` at start:end without its weights to `out`; returns the bytes written."""
@@ -113,30 +96,62 @@ class Weights:
         kept = pos = start
         written = 0
         while pos < end:
-            number, wire, body, stop = self._field(pos, end)
+            number, wire, body, stop = _field(self.buffer, pos, end)
             if wire == 2 and stop - body >= THRESHOLD and number in inside:
                 inner: list[bytes | memoryview] = []
                 before = self.count
                 size = self._message(inside[number], body, stop, inner, depth + 1)
                 if self.count > before:
-                    head = _encode(number << 3 | 2) + _encode(size)
+                    head = field_head(number, size)
                     out += [self.buffer[kept:pos], head, *inner]
                     written += pos - kept + len(head) + size
                     kept = stop
             elif kind == "attribute" and number in _LISTS:
+                size = self._list(number, pos, end)
+                if size:
+                    marker = _bytes_field(_MARKED, f"{self.key}:{len(self._lists) - 1}".encode())
+                    out += [self.buffer[kept:pos], marker]
+                    written += pos - kept + len(marker)
+                    kept = pos + size
+                    self.count += 1
                 break
             pos = stop
         out.append(self.buffer[kept:end])
         return written + end - kept
+
+    def _list(self, number: int, start: int, end: int) -> int:
+        """Read the list of an attribute that starts at `start`; returns its bytes, 0 if it is left to protobuf."""
+        if end - start < 2 * LONG:
+            return 0
+        found = read_list(number, self.buffer[start:end])
+        if found is None:
+            return 0
+        values, size = found
+        pos = start + size
+        if end - pos > THRESHOLD:
+            return 0
+        kind = 0
+        while pos < end:  # a list may come in several pieces
+            other, wire, body, stop = _field(self.buffer, pos, end)
+            if other in _LISTS or other == _MARKED:
+                return 0
+            if other == _KIND and wire == 0:
+                kind = _varint(self.buffer, body, end)[0]
+            pos = stop
+        if kind != number - 1:  # FLOATS = 6, INTS = 7, STRINGS = 8
+            return 0
+        self._lists.append(values)
+        let_go(np.frombuffer(self.buffer[start : start + size], np.uint8))
+        return size
 
     def _tensor(self, start: int, end: int, out: list[bytes | memoryview]) -> int:
         data_type = 0
         data: list[tuple[int, int, int, int, int]] = []
         pos = start
         while pos < end:
-            number, wire, body, stop = self._field(pos, end)
+            number, wire, body, stop = _field(self.buffer, pos, end)
             if number == 2 and wire == 0:
-                data_type = self._varint(body, end)[0]
+                data_type = _varint(self.buffer, body, end)[0]
             elif number in _TENSOR_DATA:
                 data.append((number, wire, pos, body, stop))
             pos = stop
@@ -154,20 +169,100 @@ class Weights:
 
     def _marker(self, start: int, size: int) -> bytes:
         # TensorProto.external_data (13) { key (1), value (2) }
-        entry = b"".join(
-            _encode(number << 3 | 2) + _encode(len(text)) + text
-            for number, text in ((1, self.key.encode()), (2, f"{start}:{size}".encode()))
-        )
-        return _encode(13 << 3 | 2) + _encode(len(entry)) + entry
+        entry = _bytes_field(1, self.key.encode()) + _bytes_field(2, f"{start}:{size}".encode())
+        return _bytes_field(13, entry)
 
 
-def _encode(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+class LongLists:
+    """Long lists on their way into a model's bytes: the protobuf gets markers, which `fill` replaces (`packed`)."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_hex(16).encode()
+        self._written: list[LongList] = []
+
+    def __call__(self, attribute: AttributeProto, values: LongList) -> bool:
+        """Write a marker into an attribute that has its kind; returns False for texts that were read from no file."""
+        if values.kind == "strings" and values.wire is None:
+            return False
+        attribute.s = self._key + b":%d" % len(self._written)
+        self._written.append(values)
+        return True
+
+    def fill(self, model: bytes) -> bytes:
+        """Return the bytes of a model with the lists in the place of their markers."""
+        if not self._written:
+            return model
+        chunks: list[bytes | memoryview] = []
+        self._message("model", memoryview(model), model, 0, len(model), chunks)
+        return b"".join(chunks)
+
+    def _message(
+        self, kind: str, view: memoryview, raw: bytes, start: int, end: int, out: list[bytes | memoryview]
+    ) -> int:
+        """Write message `kind` at start:end with its lists to `out`; returns the bytes written."""
+        kept = pos = start
+        written = 0
+        while (at := raw.find(self._key, pos, end)) >= 0:
+            number, _, body, stop = _field(view, pos, end)
+            while stop <= at:
+                pos = stop
+                number, _, body, stop = _field(view, pos, end)
+            inner: list[bytes | memoryview]
+            if kind == "attribute" and number == _MARKED:
+                content = packed(self._written[int(raw[at + len(self._key) + 1 : stop])])
+                assert content is not None
+                inner, size = [content], len(content)
+            else:
+                inner = []
+                size = self._message(_MESSAGES[kind][number], view, raw, body, stop, inner)
+                head = field_head(number, size)
+                inner.insert(0, head)
+                size += len(head)
+            out += [view[kept:pos], *inner]
+            written += pos - kept + size
+            kept = pos = stop
+        out.append(view[kept:end])
+        return written + end - kept
+
+
+def _varint(buffer: memoryview, pos: int, end: int) -> tuple[int, int]:
+    value, shift = 0, 0
+    while pos < end and shift < 70:
+        byte = buffer[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, pos
+        shift += 7
+    raise _damaged(pos)
+
+
+def _field(buffer: memoryview, pos: int, end: int) -> tuple[int, int, int, int]:
+    """Return number, wire type, start of the content and end of the field at `pos`."""
+    byte = buffer[pos]
+    tag, body = (byte, pos + 1) if byte < 0x80 else _varint(buffer, pos, end)
+    wire = tag & 7
+    if wire == 2:
+        if body >= end:
+            raise _damaged(pos)
+        byte = buffer[body]
+        size, body = (byte, body + 1) if byte < 0x80 else _varint(buffer, body, end)
+        stop = body + size
+    elif wire == 0:
+        stop = _varint(buffer, body, end)[1]
+    elif wire == 5:
+        stop = body + 4
+    elif wire == 1:
+        stop = body + 8
+    else:
+        raise _damaged(pos)
+    if stop > end or tag < 8:
+        raise _damaged(pos)
+    return tag >> 3, wire, body, stop
+
+
+def _bytes_field(number: int, content: bytes) -> bytes:
+    return field_head(number, len(content)) + content
 
 
 def _damaged(pos: int) -> ModelLoadError:

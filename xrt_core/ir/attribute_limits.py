@@ -18,6 +18,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from xrt_core.ir.graph import Attribute, Node, Value
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.ml_limits import DOMAIN, ml_attribute_fault, ml_node_fault
 from xrt_core.ir.types import ONNX_TO_DTYPE
 
@@ -178,9 +179,13 @@ def node_fault(node: Node) -> str | None:
     return None
 
 
+_SHOWN: Final = 80
+"""Characters of a value in a message."""
+
+
 def _shown(value: Any) -> str:
-    text = repr(list(value) if isinstance(value, tuple) else value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    text = repr(list(value[:_SHOWN]) if isinstance(value, tuple | LongList) else value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 # --- agreement with the inputs ---------------------------------------------------------------------------------------
@@ -216,7 +221,7 @@ def _known(node: Node, index: int) -> list[Any] | None:
 def _sizes(node: Node, name: str) -> tuple[int, ...] | None:
     """An attribute of integers, None where it is not given or empty."""
     found = node.attributes.get(name)
-    return tuple(found) if isinstance(found, tuple) and found else None
+    return tuple(found) if isinstance(found, tuple | LongList) and found else None
 
 
 def _axis(extra: int = 0, above: int = 0) -> Agreement:
@@ -269,7 +274,7 @@ def _axes_fault(axes: Sequence[Any], rank: int) -> str | None:
 
 def _transpose(node: Node) -> str | None:
     perm, rank = node.attributes.get("perm"), _rank(node)
-    if not isinstance(perm, tuple) or rank is None or len(perm) == rank:
+    if not isinstance(perm, tuple | LongList) or rank is None or len(perm) == rank:
         return None
     return f"perm = {_shown(perm)}; an input of rank {rank} needs a permutation of its {rank} axes"
 
@@ -334,7 +339,7 @@ def _recurrent(node: Node) -> str | None:
     directions = 2 if node.attributes.get("direction", "forward") == "bidirectional" else 1
     hidden, x = node.attributes.get("hidden_size"), _shape(node, 0)
     named = node.attributes.get("activations")
-    if isinstance(named, tuple) and named and len(named) not in (functions * directions, functions * 2):
+    if isinstance(named, tuple | LongList) and named and len(named) not in (functions * directions, functions * 2):
         return f"activations = {_shown(named)}; {directions} direction(s) need {functions * directions}"
     if x is not None and len(x) != 3:
         return f"the input X is {_dims(x)}; it must be of rank 3"

@@ -11,12 +11,13 @@ https://github.com/BLAKE3-team/BLAKE3-specs.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from msgspec import Struct
 
 from xrt_core.errors import GraphError
 from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, SparseTensor, Value, _Frozen, _set
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import (
     STRING,
     MapType,
@@ -253,7 +255,7 @@ def digest(*contents: bytes | memoryview) -> str:
     return h.hexdigest(length=SIZE)
 
 
-_VERSION: Final = "xrt-fingerprint 2"  # changes whenever the encoding below does
+_VERSION: Final = "xrt-fingerprint 3"  # changes whenever the encoding below does
 _INLINE: Final = 64  # bytes; smaller arrays are written out instead of hashed
 _SUB_BYTE_MASKS: Final = {"int4": 15, "uint4": 15, "float4_e2m1fn": 15, "int2": 3, "uint2": 3}
 
@@ -330,6 +332,27 @@ def _content(array: np.ndarray) -> bytes | memoryview:
     return (codes if mask is None else codes & mask).data  # the high bits of a sub-byte element mean nothing
 
 
+_LARGE: Final = 1 << 16  # bytes; smaller arrays are not worth a thread
+_MANY: Final = 1 << 23  # bytes of large arrays from which on several threads hash them
+_THREADS: Final = 4
+
+
+def _hash_constants(graph: Graph) -> None:
+    """Compute the digests of many large constants by several threads; their encoding finds them remembered."""
+    found = (v.data for n in graph.nodes for v in n.inputs if v is not None and v.data is not None)
+    large = {id(a): a for a in found if a.nbytes >= _LARGE and a.dtype != STRING and id(a) not in _digests}
+    if sum(a.nbytes for a in large.values()) < _MANY:
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(_THREADS, cores, len(large))
+    if threads > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
+        contexts = [copy_context() for _ in large]  # of this thread, with the memory of digests
+        with ThreadPoolExecutor(threads, "xrt-digest") as pool:
+            list(pool.map(lambda context, a: context.run(array_digest, a), contexts, large.values()))
+
+
 class _Encoder:
     """Writes a graph as nested tuples of strings and integers, whose `repr` is hashed: no two graphs share one."""
 
@@ -339,6 +362,7 @@ class _Encoder:
         self._count = 0
 
     def digest(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> str:
+        _hash_constants(graph)
         return digest("\n".join((_VERSION, *self.lines(graph, aliases))).encode())
 
     def lines(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> Iterator[str]:
@@ -397,7 +421,7 @@ class _Encoder:
             return ("s", a)
         if isinstance(a, bytes):
             return ("s", a) if _not_text(a) else ("s", a.decode())
-        if isinstance(a, tuple):
+        if isinstance(a, tuple | LongList):
             long = self._long(a) if len(a) > _INLINE else None
             return long or ("t", tuple(self._attribute(x) for x in a))
         if isinstance(a, np.ndarray):
@@ -414,14 +438,16 @@ class _Encoder:
             return ("function", a.fingerprint)
         raise GraphError(f"an attribute holds a {type(a).__name__}, which is no attribute value")
 
-    def _long(self, a: tuple[Any, ...]) -> Any:
+    def _long(self, a: tuple[Any, ...] | LongList) -> Any:
         """A long list of numbers or of text as its digest, such as the tables of a tree ensemble; None for others."""
-        kinds = set(map(type, a))
-        if kinds == {int}:
-            return ("ints", self._array(np.array(a, np.int64)))
-        if kinds == {float} and max(map(abs, a)) < 3e38:
-            return ("floats", self._array(np.array(a, np.float32)))
-        return ("texts", digest(repr(a).encode("utf-8", "surrogatepass"))) if kinds == {str} else None
+        found = a if isinstance(a, LongList) else LongList.of(a)
+        if found is None:
+            are_texts = isinstance(a, tuple) and set(map(type, a)) == {str}
+            return ("texts", digest(repr(a).encode("utf-8", "surrogatepass"))) if are_texts else None
+        if found.kind == "floats" and not bool((np.abs(np.asarray(a, np.float64)) < 3e38).all()):
+            return None
+        texts = tuple(self._attribute(t) for t in found.texts)
+        return (found.kind, texts, self._array(found.array))
 
     def _array(self, array: np.ndarray) -> Any:
         if array.nbytes <= _INLINE and array.dtype != STRING:

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from xrt_core.errors import GraphError
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import Shape, SparseTensorType, TensorType, ValueType
 
 if TYPE_CHECKING:
@@ -202,8 +203,8 @@ class SparseTensor:
 
 
 Attribute = Union[
-    int, float, str, bytes, np.ndarray, SparseTensor, ValueType, "Graph", "Function", tuple[Any, ...]
-]  # a tuple holds one kind: ints, floats, strings, bytes, arrays, types or graphs
+    int, float, str, bytes, np.ndarray, SparseTensor, ValueType, "Graph", "Function", tuple[Any, ...], LongList
+]  # a tuple holds one kind: ints, floats, strings, bytes, arrays, types or graphs; a LongList stands for a long one
 
 
 class Node(_Frozen):
@@ -564,8 +565,10 @@ def attribute_key(node: Node, limit: int = 4096) -> Any:
             if a.size > limit:
                 return None
             a = (a.dtype, a.shape, tuple(a.reshape(-1)) if a.dtype == object else a.tobytes())
-        elif type(a) is tuple and len(a) > limit:
+        elif (type(a) is tuple or type(a) is LongList) and len(a) > limit:
             return None
+        elif isinstance(a, LongList):
+            a = (a.kind, a.texts, a.array.tobytes())
         elif isinstance(a, float) or (type(a) is tuple and a and isinstance(a[0], float)):
             a = repr(a)  # 0.0 and -0.0 are equal, and not the same
         parts.append((name, type(a), a))

@@ -17,6 +17,7 @@ import numpy as np
 from xrt_core.errors import ShapeError
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.graph import Graph, Node, Value, attribute_key
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.ml_inference import ml_types
 from xrt_core.ir.ml_limits import DOMAIN
 from xrt_core.ir.types import Dim, TensorType, ValueType, type_fault
@@ -267,7 +268,7 @@ def _windows(node: Node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> tuple[i
 
 def _ints(node: Node, attribute: str, count: int, default: int = 1) -> tuple[int, ...]:
     found = node.attributes.get(attribute)
-    return tuple(found) if isinstance(found, tuple) and found else (default,) * count
+    return tuple(found) if isinstance(found, tuple | LongList) and found else (default,) * count
 
 
 def _data(node: Node, index: int) -> np.ndarray | None:

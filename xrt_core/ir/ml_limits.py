@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.ir.graph import Attribute, Node
-from xrt_core.ir.tree_tables import AGGREGATES, TRANSFORMS, tree_tables
+from xrt_core.ir.long_list import LongList
+from xrt_core.ir.tree_tables import AGGREGATES, TRANSFORMS, tree_facts
 
 DOMAIN: Final = "ai.onnx.ml"
 Attributes = Mapping[str, Attribute]
@@ -68,7 +69,7 @@ def ml_node_fault(node: Node) -> str | None:
         fault = None if fits is None else fits(node, features)
     if fault is None and node.op_type == "FeatureVectorizer":
         sizes = node.attributes.get("inputdimensions")
-        if isinstance(sizes, tuple) and len(sizes) != len(node.inputs):
+        if isinstance(sizes, tuple | LongList) and len(sizes) != len(node.inputs):
             return f"inputdimensions has {len(sizes)} entries; the node has {len(node.inputs)} inputs"
     return fault
 
@@ -90,7 +91,7 @@ def svm_vectors(attributes: Attributes) -> int:
 
 def _size(attributes: Attributes, name: str) -> int:
     found: Any = attributes.get(name)
-    return 0 if found is None else int(np.size(found))
+    return 0 if found is None else len(found) if isinstance(found, LongList) else int(np.size(found))
 
 
 def _sized(attributes: Attributes, name: str, wanted: int, why: str) -> str | None:
@@ -112,16 +113,16 @@ def _ensemble(op_type: str) -> Check:
         if fault is not None:
             return fault
         try:
-            tables = tree_tables(op_type, attributes)
+            facts = tree_facts(op_type, attributes)
         except ValueError as e:
             return str(e)
         count: Any = class_count(attributes) if is_classifier else attributes.get("n_targets", 1)
         most = max(count, 2) if is_classifier else count  # one label may be that of the second class
-        if tables.targets.size and int(tables.targets.max()) >= most:
+        if facts.targets > most:
             name = {"TreeEnsemble": "leaf_targetids", "TreeEnsembleClassifier": "class_ids"}.get(op_type, "target_ids")
             of = "labels" if is_classifier else "targets"
-            return f"{name} has {int(tables.targets.max())}; there are {count} {of}"
-        if not tables.targets.size and is_classifier:
+            return f"{name} has {facts.targets - 1}; there are {count} {of}"
+        if not facts.targets and is_classifier:
             return "class_ids is empty; no leaf gives a score"
         for name in ("base_values_as_tensor", "base_values"):
             if _size(attributes, name) not in (0, 1, count):
@@ -263,7 +264,7 @@ _MATRIX: Final = frozenset((
 
 
 def _tree_features(node: Node, features: int) -> str | None:
-    needed = tree_tables(node.op_type, node.attributes).features
+    needed = tree_facts(node.op_type, node.attributes).features
     if needed <= features:
         return None
     return f"nodes_featureids has feature {needed - 1}; the input has {features} features"

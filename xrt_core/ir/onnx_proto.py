@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +16,7 @@ from onnx import AttributeProto, GraphProto, TensorProto, TypeProto
 
 from xrt_core.errors import ExportError, ModelLoadError
 from xrt_core.ir.graph import Attribute, Graph, SparseTensor
+from xrt_core.ir.long_list import LONG, MOST_TEXTS, LongList, text_of
 from xrt_core.ir.types import (
     DTYPE_TO_ONNX,
     ONNX_TO_DTYPE,
@@ -197,7 +198,8 @@ def tensor_from_array(array: np.ndarray, name: str = "") -> TensorProto:
 
 
 def attribute_from_proto(a: AttributeProto, graph: Callable[[GraphProto], Graph], where: str) -> Attribute:
-    """The IR value of an attribute: int, float, str (bytes where not UTF-8), array, Graph, type, or a tuple of them.
+    """The IR value of an attribute: int, float, str (bytes where not UTF-8), array, Graph, type, or a tuple of them,
+    or a LongList.
 
     `graph` imports a subgraph. Raises ModelLoadError for an attribute of unknown kind or damaged data.
     """
@@ -206,16 +208,22 @@ def attribute_from_proto(a: AttributeProto, graph: Callable[[GraphProto], Graph]
     if kind == AttributeProto.INT:
         return a.i
     if kind == AttributeProto.INTS:
-        return tuple(a.ints)
+        return tuple(a.ints) if len(a.ints) < LONG else LongList("ints", np.fromiter(a.ints, np.int64, len(a.ints)))
     if kind == AttributeProto.FLOAT:
         return a.f
     if kind == AttributeProto.FLOATS:
-        return tuple(a.floats)
+        if len(a.floats) < LONG:
+            return tuple(a.floats)
+        return LongList("floats", np.fromiter(a.floats, np.float32, len(a.floats)))
     if kind == AttributeProto.STRING:
-        return _text(a.s)
+        return text_of(a.s)
     if kind == AttributeProto.STRINGS:
-        texts = {s: _text(s) for s in set(a.strings)}  # tables say the same few words for each of their rows
-        return tuple(map(texts.__getitem__, a.strings))
+        texts = {s: text_of(s) for s in dict.fromkeys(a.strings)}  # tables say the same few words in each row
+        if len(a.strings) < LONG or len(texts) > MOST_TEXTS:
+            return tuple(map(texts.__getitem__, a.strings))
+        places = {s: i for i, s in enumerate(texts)}
+        array = np.fromiter(map(places.__getitem__, a.strings), np.uint8, len(a.strings))
+        return LongList("strings", array, list(texts.values()))
     if kind == AttributeProto.TENSOR:
         return array_from_tensor(a.t, where)
     if kind == AttributeProto.TENSORS:
@@ -237,19 +245,21 @@ def attribute_from_proto(a: AttributeProto, graph: Callable[[GraphProto], Graph]
     raise ModelLoadError(f"{where}: attribute type {kind} is not known")
 
 
-def _text(raw: bytes) -> str | bytes:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return raw
+ListWriter = Callable[[AttributeProto, LongList], bool]
+_LIST_KINDS: Final = {"floats": AttributeProto.FLOATS, "ints": AttributeProto.INTS, "strings": AttributeProto.STRINGS}
 
 
 def attribute_to_proto(
-    name: str, value: Attribute, graph: Callable[[Graph], GraphProto] | None = None, kind: int = 0
+    name: str,
+    value: Attribute,
+    graph: Callable[[Graph], GraphProto] | None = None,
+    kind: int = 0,
+    long_list: ListWriter | None = None,
 ) -> AttributeProto:
     """The AttributeProto of an IR attribute value.
 
     `graph` exports a subgraph; `kind` is the schema's AttributeProto.AttributeType, which an empty tuple needs.
+    `long_list` may take the elements of a LongList: it returns False for those that are to be written here.
     Raises ExportError for a value that ONNX attributes cannot hold.
     """
     a = AttributeProto(name=name)
@@ -275,6 +285,10 @@ def attribute_to_proto(
         type_to_proto(value, a.tp)
     elif isinstance(value, tuple):
         _list_to_proto(a, value, graph, kind)
+    elif isinstance(value, LongList):
+        a.type = _LIST_KINDS[value.kind]
+        if long_list is None or not long_list(a, value):
+            _list_to_proto(a, value[:], graph, kind)
     else:
         raise ExportError(f"attribute {name!r} holds a {type(value).__name__}, which ONNX has no attribute type for")
     return a

@@ -45,8 +45,12 @@ DIALECT: Final = "xrt"
 
 DIALECT_VERSION: Final = 1
 
-PACKAGES: Final[Mapping[str, str]] = MappingProxyType({"com.microsoft": "xrt-contrib"})
-"""Domains of other projects -> the package that has their operators, for messages."""
+PROVIDERS: Final[Mapping[str, str]] = MappingProxyType({
+    "com.microsoft": "pip install xrt-contrib",
+    "ai.onnx.contrib": "pip install onnxruntime-extensions, whose library xrt_onnxruntime.register_custom_ops takes "
+    "(docs/operators.md)",
+})  # fmt: skip
+"""Domains of other projects -> how to get their operators, for messages."""
 
 OutputTypes = tuple[ValueType | None, ...]
 InferTypes = Callable[[Node], OutputTypes]
@@ -265,7 +269,7 @@ def why_unknown(op_type: str, domain: str, opset: int) -> str:
         return f"operator {op_type} is of the domain {domain!r}, whose plugin cannot be used: {why}"
     if domain not in versions:
         known = ", ".join(sorted({d or "ai.onnx" for d in (*versions, *plugin_domains())}))
-        remedy = f"pip install {PACKAGES[domain]}" if domain in PACKAGES else "install a package that has its operators"
+        remedy = PROVIDERS.get(domain, "install a package that has its operators")
         return (
             f"operator {op_type} is of the unknown domain {domain!r} (known: {known}) and no function of the model "
             f"defines it; {remedy}, or define it by xrt.custom_op({f'{domain}::{op_type}'!r})"

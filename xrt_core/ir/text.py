@@ -12,6 +12,7 @@ import numpy as np
 
 from xrt_core.errors import printable
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import STRING, TensorType
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _attribute(a: Any) -> str:
         return f"{TensorType(a.dtype, a.shape)} {_contents(a)}"
     if isinstance(a, SparseTensor):
         return str(a.type)
-    if isinstance(a, tuple):
+    if isinstance(a, tuple | LongList):
         shown = ", ".join(_attribute(x) for x in a[:16])
         return f"[{shown}{', ...' if len(a) > 16 else ''}]"
     if isinstance(a, float | np.floating):

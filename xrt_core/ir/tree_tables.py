@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Struct
 
 from xrt_core.ir.graph import Attribute
+from xrt_core.ir.long_list import LongList
 
 AGGREGATES: Final = ("AVERAGE", "SUM", "MIN", "MAX")
 """Aggregate functions, in the order in which TreeEnsemble numbers them."""
@@ -57,13 +58,56 @@ class TreeTables(Struct, frozen=True):
     features: int
 
 
+class TreeFacts(Struct, frozen=True):
+    """What the tables of a tree ensemble ask of the rest of the node: features of the input and targets, at least."""
+
+    features: int
+    targets: int
+
+
+class _Columns(Struct, frozen=True):
+    """What the attributes say, checked, before comparisons are brought into one form: as `TreeTables`, with the modes
+    by number, a target for each entry of `owners`, which are nodes, and `missing` empty where no attribute gives it."""
+
+    feature: np.ndarray
+    value: np.ndarray
+    modes: np.ndarray
+    missing: np.ndarray
+    yes: np.ndarray
+    no: np.ndarray
+    roots: np.ndarray
+    owners: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+
+    def check(self) -> TreeFacts:
+        """Raise ValueError for a number below 0, and for a cycle."""
+        inner = np.flatnonzero(self.modes != _LEAF)
+        features, targets = self.feature[inner], self.targets
+        if features.size and (least := int(features.min())) < 0:
+            raise ValueError(f"nodes_featureids has {least}; features are numbered from 0")
+        if targets.size and (least := int(targets.min())) < 0:
+            raise ValueError(f"the ids of targets have {least}; targets are numbered from 0")
+        if not all((a[inner] > inner).all() for a in (self.yes, self.no)):  # else what leads to a node is before it
+            _depth(self.yes, self.no, self.modes == _LEAF)
+        return TreeFacts(*(int(a.max()) + 1 if a.size else 0 for a in (features, targets)))
+
+
+class _Known(Struct, frozen=True):
+    attributes: Mapping[str, Attribute]  # held, so that its identity is not given away
+    facts: TreeFacts | str
+    tables: TreeTables | None
+
+
 _REMEMBERED: Final = 8
-_known: OrderedDict[tuple[str, int], tuple[Mapping[str, Attribute], TreeTables | ValueError]] = OrderedDict()
+_HELD: Final = 1 << 16
+"""Nodes up to which tables are remembered, and not read once more for a kernel."""
+_known: OrderedDict[tuple[str, int], _Known] = OrderedDict()
 _lock = threading.Lock()
 
 
-def tree_tables(op_type: str, attributes: Mapping[str, Attribute]) -> TreeTables:
-    """The tables of a node of TreeEnsemble, TreeEnsembleClassifier or TreeEnsembleRegressor.
+def tree_facts(op_type: str, attributes: Mapping[str, Attribute]) -> TreeFacts:
+    """What the tables of a node of TreeEnsemble, TreeEnsembleClassifier or TreeEnsembleRegressor ask for.
 
     Raises ValueError, naming the attribute, for tables that contradict each other, and for trees with a cycle. The
     last few results are remembered by the identity of `attributes`.
@@ -72,27 +116,48 @@ def tree_tables(op_type: str, attributes: Mapping[str, Attribute]) -> TreeTables
     with _lock:
         found = _known.get(key)
     if found is None:
-        result: TreeTables | ValueError
         try:
-            result = _read_v5(attributes) if op_type == "TreeEnsemble" else _read(op_type, attributes)
+            columns = _columns(op_type, attributes)
+            facts = columns.check()
         except ValueError as e:
-            result = e
-        found = (attributes, result)  # the mapping is held, so that its identity is not given away
+            found = _Known(attributes, str(e), None)
+        else:
+            found = _Known(attributes, facts, _tables(columns, facts) if len(columns.modes) <= _HELD else None)
         with _lock:
             _known[key] = found
             while len(_known) > _REMEMBERED:
                 _known.popitem(last=False)
-    if isinstance(found[1], ValueError):
-        raise ValueError(str(found[1]))
-    return found[1]
+    if isinstance(found.facts, str):
+        raise ValueError(found.facts)
+    return found.facts
+
+
+def tree_tables(op_type: str, attributes: Mapping[str, Attribute]) -> TreeTables:
+    """The tables of a node of TreeEnsemble, TreeEnsembleClassifier or TreeEnsembleRegressor.
+
+    Raises ValueError as `tree_facts` does. Those of large ensembles are read anew at every call.
+    """
+    with _lock:
+        found = _known.get((op_type, id(attributes)))
+    if found is not None and found.tables is not None:
+        return found.tables
+    columns = _columns(op_type, attributes)
+    return _tables(columns, columns.check())
+
+
+def _columns(op_type: str, attributes: Mapping[str, Attribute]) -> _Columns:
+    return _read_v5(attributes) if op_type == "TreeEnsemble" else _read(op_type, attributes)
 
 
 def _numbers(attributes: Mapping[str, Attribute], name: str, dtype: Any) -> np.ndarray:
-    """The attribute as a flat array, empty where it is not given; its form as a tensor comes first."""
+    """The attribute as a flat array, empty where it is not given; its form as a tensor comes first. Integers of a long
+    list may be of 32 bits."""
     tensor: Any = attributes.get(f"{name}_as_tensor")
     if tensor is not None and np.size(tensor):
         return np.asarray(tensor).reshape(-1)
     found: Any = attributes.get(name)
+    if isinstance(found, LongList):
+        return found.array
     return np.zeros(0, dtype) if found is None else np.asarray(found, dtype).reshape(-1)
 
 
@@ -102,7 +167,7 @@ def _same_length(sizes: Mapping[str, int], count: int, of: str) -> None:
             raise ValueError(f"{name} has {size} entries; {of} has {count}, and they must agree")
 
 
-def _read(op_type: str, attributes: Mapping[str, Attribute]) -> TreeTables:
+def _read(op_type: str, attributes: Mapping[str, Attribute]) -> _Columns:
     """Versions 1 and 3: nodes are named by (tree, node)."""
     prefix = "class" if op_type == "TreeEnsembleClassifier" else "target"
     ints = {n: _numbers(attributes, f"nodes_{n}", np.int64)
@@ -127,23 +192,24 @@ def _read(op_type: str, attributes: Mapping[str, Attribute]) -> TreeTables:
     weights = _numbers(attributes, f"{prefix}_weights", np.float32)
     _same_length({f"{prefix}_{n}": a.size for n, a in where.items()}, weights.size, f"{prefix}_weights")
     owners = index(where["treeids"], where["nodeids"])
-    lost = np.flatnonzero(owners < 0)
-    if lost.size:
-        i = int(lost[0])
+    if owners.size and owners.min() < 0:
+        i = int(np.flatnonzero(owners < 0)[0])
         raise ValueError(
             f"{prefix}_nodeids has node {where['nodeids'][i]} of tree {where['treeids'][i]}, which is not among the "
             "nodes"
         )
-    kept = modes[owners] == _LEAF  # a weight at an inner node is never reached
+    targets, kept = where["ids"], ~inner[owners]  # a weight at an inner node is never reached
+    if not kept.all():
+        owners, targets, weights = owners[kept], targets[kept], weights[kept]
     roots = _roots(ints["treeids"], trees, yes, no, inner)
-    return _tables(
-        ints["featureids"], values, modes, missing, yes, no, roots, owners[kept], where["ids"][kept], weights[kept]
-    )
+    return _Columns(ints["featureids"], values, modes, missing, yes, no, roots, owners, targets, weights)
 
 
 def _modes(names: Any) -> np.ndarray:
-    codes = {name: i for i, name in enumerate(_MODES) if name != "MEMBER"}
+    codes: dict[Any, int] = {name: i for i, name in enumerate(_MODES) if name != "MEMBER"}
     try:
+        if isinstance(names, LongList):
+            return np.asarray(np.array([codes[name] for name in names.texts], np.int8)[names.array])
         return np.fromiter((codes[name] for name in names), np.int8, len(names))
     except KeyError as e:
         raise ValueError(f"nodes_modes has {e.args[0]!r}; it allows {', '.join(codes)}") from None
@@ -151,7 +217,11 @@ def _modes(names: Any) -> np.ndarray:
 
 def _numbered(trees: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, Any]:
     """The trees there are, in the order of their first node; and a function from (tree, node) to the place among the
-    nodes, -1 for what is not there."""
+    nodes, -1 for what is not there. The tree None: each node's own."""
+    found = _in_blocks(trees, nodes)
+    if found is not None:
+        return found
+    trees, nodes = trees.astype(np.int64), nodes.astype(np.int64)
     order = np.lexsort((nodes, trees))
     t, n = trees[order], nodes[order]
     twice = np.flatnonzero((t[1:] == t[:-1]) & (n[1:] == n[:-1]))
@@ -165,7 +235,8 @@ def _numbered(trees: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, Any]:
         raise ValueError(f"nodes_nodeids goes from {low} to {high}; numbers of nodes must lie closer together")
     keys = np.searchsorted(ids, t) * span + (n - low)
 
-    def place(tree: np.ndarray, node: np.ndarray) -> np.ndarray:
+    def place(tree: np.ndarray | None, node: np.ndarray) -> np.ndarray:
+        tree = trees if tree is None else tree
         at = np.minimum(np.searchsorted(ids, tree), len(ids) - 1)
         valid = (ids[at] == tree) & (node >= low) & (node <= high)
         wanted = at * span + np.where(valid, node - low, 0)
@@ -175,13 +246,57 @@ def _numbered(trees: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, Any]:
     return ids[np.argsort(first)], place
 
 
+_SPAN: Final = 1 << 20
+"""Numbers that the trees of an ensemble may be apart to be looked up in a table."""
+
+
+def _in_blocks(trees: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, Any] | None:
+    """As `_numbered`, where each tree's nodes stand together and are counted from 0, as converters write them; None
+    where they do not."""
+    changes = np.flatnonzero(trees[1:] != trees[:-1]) + 1
+    starts = np.concatenate([[0], changes])
+    ids = trees[starts]
+    low, high = int(ids.min()), int(ids.max())
+    if high - low >= _SPAN or len(np.unique(ids)) != len(ids) or nodes[starts].any() or nodes.min() < 0:
+        return None
+    steps = nodes[1:] - nodes[:-1] == 1
+    steps[changes - 1] = True
+    if not steps.all():
+        return None
+    index = np.int32 if len(nodes) < 1 << 30 else np.int64
+    none = len(ids)  # the number of a tree that is not there, which has no nodes
+    sizes: Any = np.diff(np.append(starts, [len(nodes), len(nodes)])).astype(index)
+    starts = np.append(starts, 0).astype(index)
+    numbers = np.full(high - low + 1, none, index)
+    numbers[ids.astype(np.int64) - low] = np.arange(none)
+
+    def place(tree: np.ndarray | None, node: np.ndarray) -> np.ndarray:
+        if tree is None:
+            first, size = np.repeat(starts, sizes), np.repeat(sizes, sizes)
+        elif not node.size or (low <= int(tree.min()) and int(tree.max()) <= high):
+            at = numbers[tree.astype(index) - low]
+            first, size = starts[at], sizes[at]
+        else:
+            inside = np.greater_equal(tree, low) & np.less_equal(tree, high)
+            at = np.where(inside, numbers[np.where(inside, tree, low).astype(np.int64) - low], none)
+            first, size = starts[at], sizes[at]
+        valid = np.less(node, size)
+        if node.size and int(node.min()) < 0:
+            valid &= np.greater_equal(node, 0)
+        if valid.all():
+            return np.asarray(np.add(first, node, dtype=index))
+        return np.where(valid, first + np.where(valid, node, 0), -1).astype(index)
+
+    return ids, place
+
+
 def _children(place: Any, trees: np.ndarray, named: np.ndarray, inner: np.ndarray, attribute: str) -> np.ndarray:
-    found = place(trees, named)
+    found = place(None, named)
     lost = np.flatnonzero(inner & (found < 0))
     if lost.size:
         i = int(lost[0])
         raise ValueError(f"{attribute} leads to node {named[i]} of tree {trees[i]}, which is not among the nodes")
-    return np.where(inner, found, np.arange(len(named)))
+    return np.where(inner, found, np.arange(len(named), dtype=found.dtype))
 
 
 def _roots(treeids: np.ndarray, trees: np.ndarray, yes: np.ndarray, no: np.ndarray, inner: np.ndarray) -> np.ndarray:
@@ -198,7 +313,7 @@ def _roots(treeids: np.ndarray, trees: np.ndarray, yes: np.ndarray, no: np.ndarr
     return np.array([roots[t] for t in trees.tolist()], np.intp)
 
 
-def _read_v5(attributes: Mapping[str, Attribute]) -> TreeTables:
+def _read_v5(attributes: Mapping[str, Attribute]) -> _Columns:
     """Version 5: inner nodes and leaves have tables of their own."""
     roots = _numbers(attributes, "tree_roots", np.int64)
     splits: Any = attributes.get("nodes_splits")
@@ -243,7 +358,7 @@ def _read_v5(attributes: Mapping[str, Attribute]) -> TreeTables:
     if (modes == _MEMBER).any():
         value, feature, flags, yes, no, kinds = _chains(value, feature, flags, yes, no, kinds, members)
     owners = np.arange(count, count + leaves)
-    return _tables(feature, value, kinds, flags, yes, no, roots.astype(np.intp), owners, ids, weights)
+    return _Columns(feature, value, kinds, flags, yes, no, roots.astype(np.intp), owners, ids, weights)
 
 
 def _chains(
@@ -276,15 +391,10 @@ def _chains(
     return tuple(np.array(c, t) for c, t in zip(tables, dtypes, strict=True))
 
 
-def _tables(
-    feature: np.ndarray, value: np.ndarray, modes: np.ndarray, missing: np.ndarray, yes: np.ndarray, no: np.ndarray,
-    roots: np.ndarray, owners: np.ndarray, targets: np.ndarray, weights: np.ndarray,
-) -> TreeTables:  # fmt: skip
+def _tables(columns: _Columns, facts: TreeFacts) -> TreeTables:
+    c = columns
+    modes, missing, value, yes, no = c.modes, c.missing, c.value, c.yes, c.no
     is_leaf = modes == _LEAF
-    if (feature[~is_leaf] < 0).any():
-        raise ValueError(f"nodes_featureids has {feature[~is_leaf].min()}; features are numbered from 0")
-    if (targets < 0).any():
-        raise ValueError(f"the ids of targets have {targets.min()}; targets are numbered from 0")
     swap = (modes == _GTE) | (modes == _GT) | (modes == _NEQ)
     nan_yes = (modes == _NEQ) | (missing.astype(np.bool_) if missing.size else False)
     nan_yes = np.where(swap, ~nan_yes, nan_yes) & ~is_leaf
@@ -292,12 +402,10 @@ def _tables(
     leaf = np.full(len(modes), -1, np.intp)
     places = np.flatnonzero(is_leaf)
     leaf[places] = np.arange(len(places))
-    inner = feature[~is_leaf]
     return TreeTables(
-        np.where(is_leaf, 0, feature).astype(np.intp), np.where(is_leaf, np.asarray(0, value.dtype), value), yes, no,
-        (modes == _EQ) | (modes == _NEQ), (modes == _LT) | (modes == _GTE), nan_yes, roots,
-        _depth(yes, no, is_leaf), leaf, len(places), leaf[owners], targets, weights,
-        int(inner.max()) + 1 if inner.size else 0,
+        np.where(is_leaf, 0, c.feature).astype(np.intp), np.where(is_leaf, np.asarray(0, value.dtype), value), yes, no,
+        (modes == _EQ) | (modes == _NEQ), (modes == _LT) | (modes == _GTE), nan_yes, c.roots,
+        _depth(yes, no, is_leaf), leaf, len(places), leaf[c.owners], c.targets, c.weights, facts.features,
     )  # fmt: skip
 
 
@@ -309,12 +417,17 @@ def _depth(yes: np.ndarray, no: np.ndarray, is_leaf: np.ndarray) -> int:
     inner = np.flatnonzero(~is_leaf)
     waiting = np.bincount(np.concatenate([yes[inner], no[inner]]), minlength=len(yes))
     level = np.flatnonzero(waiting == 0)
+    are_trees = not (waiting > 1).any()  # every node is reached once, right after what leads to it
     left, depth = len(yes), 0
     while level.size:
         left -= level.size
         inner = level[~is_leaf[level]]
         depth += bool(inner.size)
-        children, times = np.unique(np.concatenate([yes[inner], no[inner]]), return_counts=True)
+        children = np.concatenate([yes[inner], no[inner]])
+        if are_trees:
+            level = children
+            continue
+        children, times = np.unique(children, return_counts=True)
         waiting[children] -= times
         level = children[waiting[children] == 0]
     if left:

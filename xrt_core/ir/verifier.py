@@ -11,6 +11,7 @@ import numpy as np
 from xrt_core.errors import GraphError
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.schema import DIALECT, Schema, find_schema_or_open, why_unknown
 from xrt_core.ir.types import (
     DTYPE_TO_ONNX,
@@ -204,6 +205,8 @@ def _attributes(n: Node, state: _State) -> str | None:
         types = _PYTHON_TYPES.get(spec.kind)
         if types is not None:
             fits = isinstance(value, types)
+        elif isinstance(value, LongList):
+            fits = value.kind == spec.kind
         else:
             fits = isinstance(value, tuple) and all(isinstance(x, _PYTHON_TYPES[spec.kind[:-1]]) for x in value)
         if not fits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import ml_dtypes
@@ -15,6 +16,7 @@ from xrt_core.kernels.registry import OpContext, kernel
 
 _SUB_BYTE_BITS: Final = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
 _SATURATING: Final = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+_NOT_FINITE: Final = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
 _E8M0: Final = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
@@ -55,6 +57,19 @@ def _from_strings(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.asarray(cast_array(np, numbers, dtype))
 
 
+def _to_strings(x: np.ndarray) -> np.ndarray:
+    """Numbers as texts. The standard asks for a "plain floating-point representation" and leaves the rest open, which
+    is as other runtimes have it: 8 digits at most, no zeros behind, and "NaN", "INF" and "-INF", its own literals."""
+    flat = x.reshape(-1)
+    if not float_like(x.dtype):
+        texts = [str(int(v)) for v in flat.tolist()] if x.dtype == np.bool_ else list(map(str, flat.tolist()))
+    else:
+        texts = [f"{v:.8g}" if math.isfinite(v) else _NOT_FINITE[str(v)] for v in widen(flat).tolist()]
+    found = np.empty(flat.shape, STRING)
+    found[:] = texts
+    return found.reshape(x.shape)
+
+
 def cast_array(xp: Any, x: Any, dtype: np.dtype, *, saturate: bool = True, round_mode: str = "up") -> Any:
     """`x` converted to `dtype` by the rules of ONNX Cast.
 
@@ -69,7 +84,7 @@ def cast_array(xp: Any, x: Any, dtype: np.dtype, *, saturate: bool = True, round
     if x.dtype.name in _SUB_BYTE_BITS or x.dtype.name.startswith("float8"):
         x = x.astype(np.float32 if float_like(x.dtype) else np.int32)  # small types lack casts to one another
     if dtype == STRING:
-        return np.asarray(widen(x).astype(np.str_).astype(object))
+        return _to_strings(x)
     if dtype == np.bool_:
         return x != 0
     if dtype == _E8M0:

@@ -53,7 +53,8 @@ class OpContext:
     def attr(self, name: str, default: Any = None) -> Any:
         """Return the attribute, or `default` if the node does not set it.
 
-        Ints, floats and strings are Python objects, lists are tuples, tensors are NumPy arrays.
+        Ints, floats and strings are Python objects, lists are tuples, long ones each a `LongList`, which is read like a
+        tuple or by `np.asarray`; tensors are NumPy arrays.
         """
         return self.node.attributes.get(name, default)
 

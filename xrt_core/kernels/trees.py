@@ -35,7 +35,8 @@ class Ensemble(Struct, frozen=True):
 
     children [2 * nodes]: `no` and `yes` of each node. weights [leaves, targets]: sums of what each leaf gives; for
     minima and maxima, infinities where it gives nothing. target_of [trees]: the one target of each tree, where each has
-    one: `weights` is then [leaves, 1]. bits: the tables of the evaluation by bits, where the trees are small.
+    one: `weights` is then [leaves, 1]. bits: the tables of the evaluation by bits, where the trees are small. scored:
+    the targets that leaves give something to.
     """
 
     tables: TreeTables
@@ -43,6 +44,7 @@ class Ensemble(Struct, frozen=True):
     weights: np.ndarray
     target_of: np.ndarray | None
     bits: Bits | None
+    scored: np.ndarray
 
 
 class Bits(Struct, frozen=True):
@@ -64,7 +66,8 @@ def tree_ensemble_regressor(ctx: OpContext, x: Any) -> Any:
     """[rows, targets]: sum, average, minimum or maximum of the trees' weights, plus base values, transformed."""
     xp, node = ctx.xp, ctx.node
     count = int(ctx.attr("n_targets", 1))
-    scores = _scores(ctx, x, count, str(ctx.attr("aggregate_function", "SUM")))
+    how = str(ctx.attr("aggregate_function", "SUM"))
+    scores = _scores(ctx, x, _prepared(ctx, count, how), count, how)
     base = _base_values(node)
     if base.size:
         scores = scores + xp.asarray(base.astype(scores.dtype))
@@ -76,7 +79,7 @@ def tree_ensemble_regressor(ctx: OpContext, x: Any) -> Any:
 def tree_ensemble(ctx: OpContext, x: Any) -> Any:
     """[rows, targets] in the dtype of `x`: sum, average, minimum or maximum of the trees' weights, transformed."""
     count, how = int(ctx.attr("n_targets", 1)), AGGREGATES[ctx.attr("aggregate_function", 1)]
-    scores = _scores(ctx, x, count, how)
+    scores = _scores(ctx, x, _prepared(ctx, count, how), count, how)
     return transformed(ctx.xp, scores, TRANSFORMS[ctx.attr("post_transform", 0)]).astype(x.dtype)
 
 
@@ -86,16 +89,17 @@ def tree_ensemble_classifier(ctx: OpContext, x: Any) -> Any:
     xp, node = ctx.xp, ctx.node
     labels = labels_of(ctx, "classlabels_int64s", "classlabels_strings")
     assert labels is not None  # by the limits of attributes
-    tables = tree_tables(node.op_type, node.attributes)
-    scores = _scores(ctx, x, max(len(labels), 2), "SUM")
+    count = max(len(labels), 2)
+    ensemble = _prepared(ctx, count, "SUM")
+    scores = _scores(ctx, x, ensemble, count, "SUM")
     base = _base_values(node).astype(scores.dtype)
-    scored = np.unique(tables.targets)
+    scored = ensemble.scored
     transform = str(ctx.attr("post_transform", "NONE"))
     if len(labels) <= 2 and scored.tolist() == [0]:  # one score for two classes
         score = scores[:, 0]
         if base.size:
             score = score + base[-1]
-        positive = transform == "NONE" and bool((tables.weights >= 0).all())  # a probability
+        positive = transform == "NONE" and bool((ensemble.tables.weights >= 0).all())  # a probability
         is_second = score > (0.5 if positive else 0)
         if len(labels) == 1:
             found = transformed(xp, score[:, None], transform)
@@ -123,10 +127,14 @@ def _base_values(node: Node) -> np.ndarray:
     return np.asarray(node.attributes.get("base_values") or (), np.float32)
 
 
-def _scores(ctx: OpContext, x: Any, count: int, how: str) -> Any:
+def _prepared(ctx: OpContext, count: int, how: str) -> Ensemble:
+    found: Ensemble = ctx.prepared(lambda node: _ensemble(node, count, how))
+    return found
+
+
+def _scores(ctx: OpContext, x: Any, ensemble: Ensemble, count: int, how: str) -> Any:
     """[rows, count]: what the leaves that rows reach give to each target, aggregated; 0 where nothing is given."""
     xp = ctx.xp
-    ensemble: Ensemble = ctx.prepared(lambda node: _ensemble(node, count, how))
     tables = ensemble.tables
     x = widen(x)
     x = x if x.dtype.kind == "f" else x.astype(np.float32)
@@ -152,12 +160,12 @@ def _ensemble(node: Node, count: int, how: str) -> Ensemble:
     tables = tree_tables(node.op_type, node.attributes)
     children = np.stack([tables.no, tables.yes], axis=1).reshape(-1)
     weights = tables.weights if tables.weights.dtype == np.float64 else tables.weights.astype(np.float32)
-    bits = _bits(tables)
+    bits, scored = _bits(tables), np.unique(tables.targets)
     if how in ("MIN", "MAX"):
         least = np.inf if how == "MIN" else -np.inf
         table = np.full((tables.leaves, count), least, weights.dtype)
         (np.minimum if how == "MIN" else np.maximum).at(table, (tables.owners, tables.targets), weights)
-        return Ensemble(tables, children, table, None, bits)
+        return Ensemble(tables, children, table, None, bits, scored)
     target_of = _target_of(tables) if count > 1 else np.zeros(len(tables.roots), np.intp)
     if target_of is not None:
         table = np.zeros((tables.leaves, 1), weights.dtype)
@@ -165,7 +173,7 @@ def _ensemble(node: Node, count: int, how: str) -> Ensemble:
     else:
         table = np.zeros((tables.leaves, count), weights.dtype)
         np.add.at(table, (tables.owners, tables.targets), weights)
-    return Ensemble(tables, children, table, target_of, bits)
+    return Ensemble(tables, children, table, target_of, bits, scored)
 
 
 def _tree_of(tables: TreeTables) -> np.ndarray:

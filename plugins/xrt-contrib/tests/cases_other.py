@@ -60,19 +60,23 @@ def conv_state(length: int, past: bool, bias: bool, k: int = 4, **attributes: An
     dilation, last = attributes.get("dilation", 1), attributes.get("channels_last", 0)
     span = (k - 1) * dilation
     x = f(2, length, 3) if last else f(2, 3, length)
-    state = (f(2, span, 3) if last else f(2, 3, span)) if past else None
+    window = attributes.get("state_window", 0)
+    slots = (window,) if window else ()
+    state = f(*slots, *((2, span, 3) if last else (2, 3, span))) if past else None
     return Case("CausalConvWithState", [x, f(3, 1, k), f(3) if bias else None, state], attributes, (0, 1))
 
 
-def linear_attention(rule: str, length: int, past: bool, heads: int = 2, shared: int = 2, wide: bool = False) -> Case:
+def linear_attention(
+    rule: str, length: int, past: bool, heads: int = 2, shared: int = 2, wide: bool = False, window: int = 0
+) -> Case:
     """A LinearAttention."""
     q = f(2, length, heads * 4)
     k, v = f(2, length, shared * 4, scale=0.3), f(2, length, shared * 6)
     g = -R.random((2, length, shared * (4 if wide else 1))).astype(np.float32) if "gated" in rule else None
     b = R.random((2, length, shared)).astype(np.float32) if "delta" in rule else None
-    s = f(2, shared, 4, 6) if past else None
-    return Case("LinearAttention", [q, k, v, s, g, b], {"q_num_heads": heads, "kv_num_heads": shared, "update_rule": rule}, (0, 1),
-                atol=1e-4, types=["FLOAT", "FLOAT"])  # fmt: skip
+    s = f(*(window,) if window else (), 2, shared, 4, 6) if past else None
+    said = {"q_num_heads": heads, "kv_num_heads": shared, "update_rule": rule, "state_window": window}
+    return Case("LinearAttention", [q, k, v, s, g, b], said, (0, 1), atol=1e-4, types=["FLOAT", "FLOAT"])
 
 
 RECURRENT = [
@@ -84,6 +88,14 @@ RECURRENT = [
     linear_attention("gated", 5, True, wide=True),
     linear_attention("gated_delta", 40, True),
 ]  # fmt: skip
+
+WINDOWED = [
+    *(linear_attention("gated_delta", n, p, window=w)
+      for n, p, w in ((5, True, 3), (2, True, 4), (1, False, 1), (40, True, 8))),
+    *(conv_state(n, p, True, state_window=w) for n, p, w in ((5, True, 3), (2, True, 4), (1, False, 2))),
+    conv_state(5, True, True, state_window=2, channels_last=1),
+]  # fmt: skip
+"""Nodes whose states have a window, which ONNX Runtime has on GPUs alone."""
 
 MOVEMENT = [
     *(Case("Trilu", [f(2, 4, 5), k], {"upper": u}) for u in (0, 1) for k in (None, np.array(1, np.int64), np.array(-2, np.int64))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import pathlib
@@ -11,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from cases_other import WINDOWED, conv_state
 from ort_comparison import Case, by_xrt, fed, model_of
 from xrt_contrib import coverage, freeze_schemas
 from xrt_contrib.schemas import definitions, table
@@ -241,12 +243,39 @@ def grouped(lengths: int, window: int = 0) -> Case:
         (Case("Attention", [f(1, 2, 4), f(4, 24), f(24)], {"num_heads": 2, "do_rotary": 1}), "the_node.*do_rotary"),
         (Case("CDist", [f(1, 2), f(4, 2)], {"metric": "cosine"}), "the_node.*metric = 'cosine'"),
         (Case("MoE", [f(3, 4), f(3, 2), f(2, 5, 4), None, f(2, 4, 5)], {"k": 7}), "the_node.*k = 7 of 2 experts"),
+        (conv_state(5, True, True, state_window=9), "the_node.*state_window = 9"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_an_error(case: Case, message: str) -> None:
     """It names the node and the attribute."""
     with pytest.raises(XRTError, match=message):
         by_xrt(case)
+
+
+@pytest.mark.parametrize("case", WINDOWED, ids=str)
+def test_windows_of_states(case: Case) -> None:
+    """Each slot is the state after so many tokens, as a call with these alone gives it; the first ones may be empty."""
+    window, axis = case.attributes["state_window"], 1 if case.op == "LinearAttention" else 2
+    if case.attributes.get("channels_last"):
+        axis = 1
+    result, states = by_xrt(case)
+    past = case.inputs[3]
+    plain = dataclasses.replace(case, attributes={**case.attributes, "state_window": 0})
+    length = case.inputs[0].shape[axis]
+    assert states.shape[0] == window
+    for j in range(window):
+        tokens = length - window + j + 1
+        if tokens < 1:
+            assert not states[j].any()
+            continue
+        inputs = [None if a is None else a for a in case.inputs]
+        inputs[3] = None if past is None else past[-1]
+        for i in range(len(inputs)) if case.op == "LinearAttention" else (0,):
+            if i != 3 and inputs[i] is not None:
+                inputs[i] = np.take(inputs[i], range(tokens), axis)
+        y, state = by_xrt(dataclasses.replace(plain, inputs=inputs))
+        np.testing.assert_allclose(states[j], state, atol=1e-5)
+        np.testing.assert_allclose(np.take(result, range(tokens), axis), y, atol=1e-5)
 
 
 def test_an_unknown_attribute() -> None:

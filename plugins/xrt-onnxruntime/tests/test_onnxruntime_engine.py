@@ -319,3 +319,23 @@ def test_a_large_ensemble_is_tried_by_its_first_tree(monkeypatch: pytest.MonkeyP
     m = XRTModule(helper.make_model(graph, opset_imports=opsets, ir_version=8), engine="onnxruntime", prune=False)
     np.testing.assert_array_equal(m(np.array([[0], [1]], np.float32)), [[11], [22]])
     assert sizes == [3]
+
+
+def test_no_node_is_refused_for_the_number_of_its_version() -> None:
+    """Of the newest opset, whose quantisation the library may have no kernels for: it gets the version before."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    from xrt_core import XRTModule
+
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("Cast", ["d"], ["h"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["h"], ["y"], to=TensorProto.FLOAT),
+    ]
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xy"]
+    constants = [numpy_helper.from_array(np.float32(0.5), "s"), numpy_helper.from_array(np.uint8(7), "z")]
+    graph = helper.make_graph(nodes, "newest", ports[:1], ports[1:], constants)
+    m = XRTModule(helper.make_model(graph), engine="onnxruntime", prune=False, cache="off", guard=False)
+    np.testing.assert_array_equal(m(np.array([0.3, 1, -2], np.float32)), [0.5, 1, -2])
+    assert [n.op_type for n in m.partitioned().nodes if n.op_type not in ("Cast", "Launch")] == ["EngineInputConvert"]

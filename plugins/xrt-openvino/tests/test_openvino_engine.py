@@ -10,9 +10,11 @@ import threading
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from xrt_openvino import OpenVinoEngine
 
+from xrt_core import XRTModule
 from xrt_core.engine.contract import CompileOptions, Executable, Function
 from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError, UnsupportedError
 from xrt_core.ir.graph import Graph, Node, Value
@@ -294,3 +296,29 @@ def test_what_was_found_wrong_is_refused(op: str, attributes: dict[str, Any], re
     said = OpenVinoEngine().supports(node, "cpu", "inference")
     assert said.ok is not bool(reason)
     assert reason in said.reason
+
+
+@pytest.mark.parametrize("opset", range(20, onnx.defs.onnx_opset_version() + 1))
+def test_no_node_is_refused_for_the_number_of_its_version(opset: int) -> None:
+    """Newer versions that mean the same are handed over as older ones."""
+    last = ("Attention", ["e"] * 3) if opset > 22 else ("Abs", ["e"])
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["a"]),
+        onnx.helper.make_node("Relu", ["a"], ["b"]),
+        onnx.helper.make_node("Softmax", ["b"], ["c"]),
+        onnx.helper.make_node("Reshape", ["c", "s"], ["d"]),
+        onnx.helper.make_node("Transpose", ["d"], ["e"], perm=[0, 2, 1, 3]),
+        onnx.helper.make_node(*last, ["y"]),
+    ]
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 4, 8])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    rng = np.random.default_rng(0)
+    constants = {"w": rng.standard_normal((8, 8)).astype(np.float32), "s": np.array([2, 4, 2, 4])}
+    stored = [onnx.numpy_helper.from_array(a, n) for n, a in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], stored)
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets)  # of the newest IR version
+    given = rng.standard_normal((2, 4, 8)).astype(np.float32)
+    m = XRTModule(model, engine="openvino", prune=False, cache="off", guard=False)
+    np.testing.assert_allclose(m(given), XRTModule(model, engine="host", guard=False)(given), atol=1e-5)
+    assert {n.op_type for n in m.partitioned().nodes} <= {"Launch", "EngineInputConvert"}

@@ -526,7 +526,7 @@ def _window(
     for those that hold nothing, and the caches after the step, whose first row is the oldest that is kept."""
     n.check(past_key is not None and past_value is not None, "sliding_window_cache needs past_key and past_value")
     if n.wants(3):
-        raise n.refuse("output_qk with sliding_window_cache is not lowered")
+        raise n.refuse("output_qk with sliding_window_cache is in no kernel of ONNX Runtime, and not lowered")
     capacity, length = past_key.shape[2], new[0].shape[2]
     n.check(0 < window <= capacity, f"local_window_size = {window} with a cache of {capacity} rows")
     before, after = _resident(start, capacity, window), _resident(total, capacity, window)

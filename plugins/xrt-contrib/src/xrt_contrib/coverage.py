@@ -31,6 +31,18 @@ ABSENT: Final = {
     **dict.fromkeys(("DecoderAttention", "LongformerAttention"), _NO_KERNEL),
 }  # fmt: skip
 """Operators that are not here -> the reason."""
+_WINDOW: Final = "state_window as the schema's text has it; ONNX Runtime's kernel for CPUs refuses it"
+_MIXER: Final = "not use_sparse_mixer, which ONNX Runtime's kernel for CPUs ignores"
+LIMITS: Final = {
+    "CausalConvWithState": _WINDOW,
+    "LinearAttention": _WINDOW,
+    "MoE": _MIXER,
+    "QMoE": _MIXER,
+    "GroupQueryAttention": "not output_qk beside sliding_window_cache; ONNX Runtime's kernel for CPUs refuses it too",
+    "PagedAttention": "caches of floats, each its own; with quantised or latent ones there is nothing to compare: "
+    "ONNX Runtime has no kernel for CPUs",
+}
+"""Lowered operators -> what of their attributes is not, or is compared with nothing."""
 
 
 def page() -> str:
@@ -40,7 +52,7 @@ def page() -> str:
     for name, d in definitions().items():
         key = (DOMAIN, name)
         if key in LOWERINGS:
-            kind, note = "lowered", ""
+            kind, note = "lowered", LIMITS.get(name, "")
         elif key in KERNELS:
             kind, note = "host kernel", KERNELS[key].dynamic or ""
         elif name in NATIVE:
@@ -67,8 +79,8 @@ that names the node and the attribute.
 
 Deviations from ONNX Runtime's kernels: DynamicQuantizeLSTM does not quantise the inputs of each step; what ONNX Runtime
 calculates in int8 because of `accuracy_level = 4` is calculated in the model's precision; integer products do not
-saturate in 16 bits, as ONNX Runtime's do on processors with AVX2 alone; training_mode of dropouts is refused, and so
-is output_qk of GroupQueryAttention with sliding_window_cache, whose `seqlens_k` of a first prompt is not checked.
+saturate in 16 bits, as ONNX Runtime's do on processors with AVX2 alone; training_mode of dropouts is refused; with
+sliding_window_cache the `seqlens_k` of a first prompt is not checked.
 
 Of the {count} schemas of ONNX Runtime {version}: {said}. This table is made by `python -m xrt_contrib.coverage`.
 

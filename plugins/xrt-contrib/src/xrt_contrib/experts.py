@@ -20,7 +20,7 @@ def routing(n: Call, logits: Any, mixing: Any = None, normalise: bool = False) -
     QMoE of ONNX Runtime normalises whatever its attribute says.
     """
     if n.attr("use_sparse_mixer", 0):
-        raise n.refuse("use_sparse_mixer is not lowered")
+        raise n.refuse("use_sparse_mixer is of ONNX Runtime's kernels for CUDA, and not lowered")
     k, experts = n.attr("k", 1), logits.shape[1]
     n.check(1 <= k <= experts, f"k = {k} of {experts} experts")
     w = wide(logits)

@@ -127,6 +127,7 @@ def _word_conv_embedding(n: Call, words: Any, w: Any, bias: Any, embedding: Any)
 def _causal_conv(n: Call, x: Any, w: Any, bias: Any, past: Any) -> Any:
     """A depthwise convolution that sees the past alone; the state is its last inputs."""
     ndim, dilation, window = n.attr("ndim", 1), n.attr("dilation", 1), n.attr("state_window", 0)
+    n.check(0 <= window <= _WINDOW, f"state_window = {window}; it may be 0 to {_WINDOW}")
     for name, plain in (
         ("state_update_capacity", 0), ("state_channels_last", -1), ("state_length", 0), ("input_channel_offset", 0),
         ("input_channels", 0),
@@ -159,8 +160,7 @@ def _causal_conv(n: Call, x: Any, w: Any, bias: Any, past: Any) -> Any:
     length = x.shape[-1]
 
     def state(end: int) -> Any:  # after `end` positions of this call
-        start = max(end, 0)
-        part = ops.Slice(whole, ints(start), ints(start + span), ints(-1))
+        part = ops.Slice(whole, ints(end), ints(end + span), ints(-1))
         if not last:
             return part
         trailing = original[2:]
@@ -172,8 +172,9 @@ def _causal_conv(n: Call, x: Any, w: Any, bias: Any, past: Any) -> Any:
         slots = []
         for j in range(window):
             end = length - window + j + 1
-            slots.append((state(end) if end >= 0 or past is None else past[window - 1 + end]).unsqueeze(0))
-        present = ops.Concat(*slots, axis=0)
+            slot = state(max(end, 1))
+            slots.append((slot if end > 0 else ops.Expand(np.array(0, slot.dtype), ints(*slot.shape))).unsqueeze(0))
+        present = slots[0] if window == 1 else ops.Concat(*slots, axis=0)
     if last:
         y = ops.Transpose(y, perm=[0, 2, 1]).reshape(*original)
     return y, present
@@ -181,6 +182,8 @@ def _causal_conv(n: Call, x: Any, w: Any, bias: Any, past: Any) -> Any:
 
 _UNROLLED = 32
 """Steps up to which a recurrence is written out; longer ones become a Scan."""
+_WINDOW = 8
+"""States that a window may hold."""
 
 
 @lowering("LinearAttention")
@@ -190,8 +193,10 @@ def _linear_attention(n: Call, query: Any, key: Any, value: Any, past: Any, deca
     n.check(rule in ("linear", "gated", "delta", "gated_delta"), f"update_rule = {rule!r}")
     n.check("gated" not in rule or decay is not None, f"update_rule = {rule!r} needs decay")
     n.check("delta" not in rule or beta is not None, f"update_rule = {rule!r} needs beta")
-    if n.attr("state_window", 0):
-        raise n.refuse("state_window is not lowered")
+    window = n.attr("state_window", 0)
+    n.check(0 <= window <= _WINDOW, f"state_window = {window}; it may be 0 to {_WINDOW}")
+    if past is not None and window:
+        past = past[window - 1]
     batch, length = query.shape[:2]
     size, width = query.shape[2] // heads, value.shape[2] // shared
     keys = key.shape[2] // size
@@ -227,13 +232,21 @@ def _linear_attention(n: Call, query: Any, key: Any, value: Any, past: Any, deca
         asked = q if total == heads else ops.Gather(q, np.arange(total) * heads // total, axis=1)
         return state, ops.MatMul(asked.unsqueeze(2), read).squeeze(2)
 
-    if length <= _UNROLLED:
-        state, results = start, []
-        for t in range(length):
-            state, y = step(state, *(p[t] for p in parts))
-            results.append(y.unsqueeze(0))
-        found = results[0] if length == 1 else ops.Concat(*results, axis=0)
-    else:
-        state, found = ops.Scan(start, *parts, body=step, num_scan_inputs=len(parts))
+    scanned = max(length - window, 0) if length > _UNROLLED else 0
+    state, results, states = start, [], []
+    if scanned:
+        first = [p[:scanned] for p in parts] if scanned < length else parts
+        state, y = ops.Scan(state, *first, body=step, num_scan_inputs=len(parts))
+        results.append(y)
+    for t in range(scanned, length):
+        state, y = step(state, *(p[t] for p in parts))
+        results.append(y.unsqueeze(0))
+        states.append(state.unsqueeze(0))
+    found = results[0] if len(results) == 1 else ops.Concat(*results, axis=0)
+    if window:
+        missing = window - min(window, length)
+        none = [ops.Expand(np.array(0, state.dtype), ints(missing, *state.shape))] if missing else []
+        slots = none + states[-window:]
+        state = slots[0] if len(slots) == 1 else ops.Concat(*slots, axis=0)
     y = ops.Transpose(found, perm=[1, 0, 2, 3]).reshape(batch, length, total * width)
     return y.astype(dtype), state.astype(np.float32 if past is None else past.dtype)

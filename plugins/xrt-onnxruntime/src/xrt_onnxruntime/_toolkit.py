@@ -82,12 +82,22 @@ def fingerprint() -> str:
 @functools.cache
 def newest_opset() -> int:
     """The newest opset of the ONNX domain that the library takes as released."""
+    return _newest((("Identity", ["x"], ["y"]),))
+
+
+@functools.cache
+def settled_opset() -> int:
+    """The newest opset that it has kernels for: 1.32 takes opset 28, and computes quantisation up to the one before."""
+    return _newest((("QuantizeLinear", ["x", "x"], ["q"]), ("DequantizeLinear", ["q", "x"], ["y"])))
+
+
+def _newest(rows: Sequence[tuple[str, list[str], list[str]]]) -> int:
+    """The newest opset in which the library takes these nodes."""
     from onnx import TensorProto, helper
     from onnx.defs import onnx_opset_version
 
-    node = helper.make_node("Identity", ["x"], ["y"])
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in "xy")
-    graph = helper.make_graph([node], "opset", [x], [y])
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in "xy")
+    graph = helper.make_graph([helper.make_node(*row) for row in rows], "opset", [x], [y])
     for opset in range(onnx_opset_version(), 7, -1):
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
         if refusal(model.SerializeToString()) is None:

@@ -17,7 +17,7 @@ from xrt_core.engine.contract import (
     Parameter,
     Tolerance,
 )
-from xrt_core.engine.onnx_bridge import as_onnx_text, onnx_model
+from xrt_core.engine.onnx_bridge import OnnxModel, as_onnx_text, onnx_model
 from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, XRTError, nearest
 from xrt_onnxruntime import _toolkit
 from xrt_onnxruntime.device import DeviceExecutable
@@ -116,13 +116,13 @@ class OnnxRuntimeCompiler(GraphCompiler):
 
         Raises CompileError with the library's own first line.
         """
-        newest, on_cpu = _toolkit.newest_opset(), self._providers is None
-        exported = onnx_model(function, engine="onnxruntime", newest_opset=newest, unaligned=on_cpu)
+        on_cpu = self._providers is None
+        exported = _exported(function, unaligned=on_cpu, lists_beside=True)
         try:
             weights = Weights(exported, from_files=on_cpu)
             session = self._session(weights)
             if not weights.are_current():  # another model was put in its place meanwhile
-                weights = Weights(onnx_model(function, engine="onnxruntime", newest_opset=newest), from_files=False)
+                weights = Weights(_exported(function, lists_beside=True), from_files=False)
                 session = self._session(weights)
         except Exception as e:
             raise CompileError(
@@ -136,7 +136,7 @@ class OnnxRuntimeCompiler(GraphCompiler):
         options = self.session_options()
         if weights.folder is not None:
             _toolkit.read_files_in(options, weights.folder)
-        model = weights.exported.model.SerializeToString()
+        model = weights.exported.to_bytes()
         providers = () if self._providers is None else (self._providers,)
         return _toolkit.make_session(model, options, weights.in_memory, *providers)
 
@@ -160,7 +160,7 @@ class OnnxRuntimeCompiler(GraphCompiler):
         """The model that the library is given, or what its graph optimisations make of it."""
         if stage not in self.stages:
             return super().as_text(function, entry_params, return_params, aliases, stage)
-        exported = onnx_model(function, engine="onnxruntime", newest_opset=_toolkit.newest_opset())
+        exported = _exported(function)
         if stage == "onnx":
             return as_onnx_text(exported.model)
         options = self.session_options()
@@ -185,6 +185,18 @@ class OnnxRuntimeCompiler(GraphCompiler):
             memory_arena=self._memory_arena,
             entries=self._entries,
         )
+
+
+def _exported(function: Function, **more: bool) -> OnnxModel:
+    """The function in the newest opset that the library has kernels for; in a newer one that it takes where some node
+    has no older form. Raises CompileError."""
+    settled, newest = _toolkit.settled_opset(), _toolkit.newest_opset()
+    try:
+        return onnx_model(function, engine="onnxruntime", newest_opset=settled, **more)
+    except CompileError:
+        if settled == newest:
+            raise
+        return onnx_model(function, engine="onnxruntime", newest_opset=newest, **more)
 
 
 def _flag(extra: Any, name: str, default: bool) -> bool:

@@ -114,7 +114,7 @@ class OnnxRuntimeExecutable(Executable):
             return source
         try:
             model, constants = _toolkit.optimised(
-                source.model.SerializeToString(), self._compiler.session_options(), source.weights
+                source.to_bytes(), self._compiler.session_options(), source.weights
             )
         except Exception as e:
             raise UnsupportedError(f"onnxruntime: the optimised model is not written: {_toolkit.first_line(e)}") from e
@@ -137,7 +137,7 @@ class OnnxRuntimeExecutable(Executable):
             return super().as_text()
         import onnx
 
-        return str(onnx.printer.to_text(self._source.model))
+        return str(onnx.printer.to_text(onnx.load_from_string(self._source.to_bytes())))
 
     def __repr__(self) -> str:
         return f"<OnnxRuntimeExecutable: {len(self._params)} in, {len(self._outputs)} out>"

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, is_symbolic, why_not_within, why_unfit
 from xrt_core.engine.onnx_versions import as_older
 from xrt_core.ir.graph import Node
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import STRING, dtype_name
 from xrt_onnxruntime import NATIVE, _toolkit
 from xrt_onnxruntime.deviations import deviation
 
-_TRIALS: Final = NodeTrials(
-    "onnxruntime", lambda model: _toolkit.refusal(model.SerializeToString()), newest_opset=_toolkit.newest_opset()
-)
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+
+def _refusal(model: ModelProto) -> str | None:
+    return _toolkit.refusal(model.SerializeToString())
+
+
+_TRIALS: Final = NodeTrials("onnxruntime", _refusal, newest_opset=_toolkit.newest_opset())
+_OLDER: Final = NodeTrials("onnxruntime", _refusal, newest_opset=_toolkit.settled_opset())
 
 _MANY: Final = 10_000
 """Rows from which on an ensemble's tables are abridged for a trial."""
@@ -32,24 +41,38 @@ def why_not(node: Node, on_cpu: bool = True) -> str | None:
         or _why_not_symbolic(node)
         or _not_right(node)
         or why_not_within(node, _not_right)
-        or _TRIALS.why_not(_abridged(node))
+        or _refused(_abridged(node))
     )
+
+
+def _refused(node: Node) -> str | None:
+    """Why the library refuses the node, in its version and, if that is newer than its kernels, in an older one."""
+    why = _TRIALS.why_not(node)
+    if why is None or node.domain or node.version <= _toolkit.settled_opset():
+        return why
+    return None if _OLDER.why_not(node) is None else why
 
 
 def _abridged(node: Node) -> Node:
     """A large ensemble with its first tree alone: what the library takes does not depend on how many there are."""
     trees = node.attributes.get("nodes_treeids")
-    if not isinstance(trees, tuple) or len(trees) < _MANY:
+    if not isinstance(trees, tuple | LongList) or len(trees) < _MANY:
         return node
     attributes = dict(node.attributes)
     for rows, ids in ((k, v) for k, v in node.attributes.items() if k.endswith("_treeids")):
-        kept = np.equal(ids, trees[0])
+        kept = np.equal(ids.array if isinstance(ids, LongList) else np.array(ids), trees[0])
         table = rows.partition("_")[0] + "_"
         for name, values in node.attributes.items():
-            if name.startswith(table) and isinstance(values, tuple | np.ndarray) and len(values) == len(kept):
-                array = isinstance(values, np.ndarray)
-                attributes[name] = values[kept] if array else tuple(itertools.compress(values, kept))
+            is_list = isinstance(values, tuple | LongList | np.ndarray)
+            if name.startswith(table) and is_list and len(values) == len(kept):  # type: ignore[arg-type]
+                attributes[name] = _selected(values, kept)
     return node.replace(attributes=attributes)
+
+
+def _selected(values: Any, kept: np.ndarray) -> Any:
+    if isinstance(values, LongList):
+        return values.select(kept)
+    return values[kept] if isinstance(values, np.ndarray) else tuple(itertools.compress(values, kept))
 
 
 def _why_not_symbolic(node: Node) -> str | None:
