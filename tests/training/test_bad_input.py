@@ -271,3 +271,17 @@ def test_rows_that_are_computed_in_other_ways() -> None:
     with pytest.raises(InputError, match=r"9 at \[1\], and 1 such in all; .*Gather.* from -6 to 5"):
         t.step(np.array([0, 3, 1]))
     assert t.step_count == 1
+
+
+def test_objects_whose_shapes_are_lists_are_taken_as_arrays() -> None:
+    """An object of any library that NumPy can read: its shape is not asked for more than it gives."""
+
+    class Listed:
+        shape, dtype = [4, 3], np.dtype(F)
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+            return batch()["x"]
+
+    t, same = TrainModule(Line(), optimizer=SGD(0.1)), TrainModule(Line(), optimizer=SGD(0.1))
+    for _ in range(2):
+        assert t.step(x=Listed(), y=batch()["y"]) == same.step(**batch())

@@ -81,7 +81,7 @@ log = logging.getLogger("xrt")
 _FORMAT = "xrt-training-1"
 _NUMPY: Final = (np.ndarray, np.generic)
 _SMALL: Final = 4 << 20  # bytes of a state whose second copy costs neither memory nor time to speak of
-_Given = tuple[tuple[str, type, tuple[int, ...], np.dtype], ...]
+_Given = tuple[tuple[str, tuple[int, ...], np.dtype], ...]
 _AT_ONCE: Final = nullcontext()
 
 
@@ -282,7 +282,8 @@ class TrainModule(GuardedModule):
         Raises InputError for arrays that do not fit, GradientError if the gradient cannot be built, TrainingError
         if the state is lost (see the class).
         """
-        known = None if args else self._known.get(_as_given(inputs))
+        given = None if args else _as_given(inputs)
+        known = None if given is None else self._known.get(given)
         batch = {} if known is not None else self._bound(args, inputs)
         with self._lock:
             self._refuse_lost()
@@ -300,7 +301,8 @@ class TrainModule(GuardedModule):
                     found = self._make(batch, update)
                     loss = self._advance(found, list(batch.values()), True)
                     self._steps.put(key, found)
-                self._remember(inputs, batch, update, found)
+                if given is not None:
+                    self._remember(given, inputs, batch, update, found)
             self._last = found
         return loss
 
@@ -309,15 +311,12 @@ class TrainModule(GuardedModule):
         return self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
 
     def _remember(
-        self, inputs: Mapping[str, Any], batch: Mapping[str, np.ndarray], update: bool, found: _Step
+        self, given: _Given, inputs: Mapping[str, Any], batch: Mapping[str, np.ndarray], update: bool, found: _Step
     ) -> None:
         """Note the step of NumPy's arrays as they are given, where all follows from their dtypes and shapes: binding
         them has changed nothing, and none is read."""
-        plain = len(inputs) == len(batch) and all(type(a) is np.ndarray and batch[n] is a for n, a in inputs.items())
-        if plain and not self._source.by_value:
-            given = _as_given(inputs)
-            known = self._known.get(given)
-            self._known.put(given, {**(known or {}), update: found})
+        if len(inputs) == len(batch) and all(batch[n] is a for n, a in inputs.items()) and not self._source.by_value:
+            self._known.put(given, {**(self._known.get(given) or {}), update: found})
 
     def apply(self) -> bool:
         """Update by the micro-batches since the last update, fewer than `accumulate`; returns whether there were any.
@@ -980,11 +979,11 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _as_given(inputs: Mapping[str, Any]) -> _Given | None:
-    """What tells NumPy's arrays as a caller gave them apart; None for what are no arrays."""
-    try:
-        return tuple([(n, type(a), a.shape, a.dtype) for n, a in inputs.items()])
-    except Exception:  # of an object that says it itself; binding it says so
-        return None
+    """What tells NumPy's arrays as a caller gave them apart; None for others, whose shapes may be anything."""
+    for a in inputs.values():
+        if type(a) is not np.ndarray:
+            return None
+    return tuple([(n, a.shape, a.dtype) for n, a in inputs.items()])
 
 
 def _signature(batch: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...], np.dtype], ...]:
