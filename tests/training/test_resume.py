@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,6 +107,55 @@ def test_it_goes_on(kind: str, after: int, accumulate: int, tmp_path: pathlib.Pa
     assert rest
     assert rest == history[-len(rest) :]
     assert (tmp_path / "part" / "log.csv").read_text() == (tmp_path / "whole" / "log.csv").read_text()
+
+
+@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_an_interrupt_within_a_step(early: bool, donate: bool, tmp_path: pathlib.Path) -> None:
+    """A state that is saved after Ctrl-C is gone on with to the same bits, whether the step that it came in has
+    happened (it waits for one that is donated to) or not."""
+
+    class Steps(Callback):
+        def __init__(self) -> None:
+            self.count = 0
+
+        def on_step(self, trainer: Any, logs: Any) -> None:
+            self.count += 1
+
+        def state_dict(self) -> Any:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.count = int(state["count"])
+
+    data, size = DATA["arrays"]
+    calm, t, steps = made(donate=donate), made(donate=donate), Steps()
+    calm.fit(data, 3, batch_size=size, progress=False)
+    run, calls = t._run, 0
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5 and early:
+            signal.raise_signal(signal.SIGINT)
+        results = run(*args)
+        if calls == 5 and not early:
+            signal.raise_signal(signal.SIGINT)
+        return results
+
+    t._run = interrupted  # type: ignore[method-assign]
+    assert t.fit(data, 3, batch_size=size, callbacks=[steps], progress=False).interrupted
+    assert t.step_count == steps.count == (5 if donate else 4)
+    assert t.position is not None
+    t.save(tmp_path / "run")
+    again, more = made(donate=donate), Steps()
+    again.load(tmp_path / "run")
+    assert not again.fit(data, 3, batch_size=size, callbacks=[more], resume=True, progress=False).interrupted
+    assert more.count == again.step_count == calm.step_count
+    t.fit(data, 3, batch_size=size, callbacks=[steps], resume=True, progress=False)  # in the same process
+    assert more.count == steps.count
+    for other in (again, t):
+        assert same(calm.state_dict(), other.state_dict())
 
 
 def test_a_log_loses_what_is_trained_again(tmp_path: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ import io
 import math
 import os
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ class Trainer(Protocol):
     """What callbacks and epochs ask of a `TrainModule`; see there."""
 
     position: Any  # None, or a Position
+    follow: Callable[[Any], None] | None
 
     @property
     def step_count(self) -> int: ...

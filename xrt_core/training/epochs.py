@@ -40,6 +40,7 @@ def run(
         if isinstance(c, Monitor):
             c.check(told if validation is not None else set())
     position = _resumed(trainer, called) if resume else Position(callbacks=called)
+    trainer.position = position
     ended = resume and not position.batch and any(c.has_ended for c in named(called).values())
     try:
         while position.epoch < epochs and not ended:
@@ -59,11 +60,15 @@ def run(
                 found = evaluated(trainer, validation, batch_size, metrics)
                 logs |= {f"val_{n}": v for n, v in found.items()}
             history.append(logs)
+            trainer.position = None
             position.next_epoch()
             ended = _called(trainer, position, "on_epoch", logs) or stop
     except KeyboardInterrupt:
         history.interrupted = True
-        log.warning("interrupted after step %d: the state is that after the last whole step", trainer.step_count)
+        lost = "" if trainer.position is not None else "; it came within a callback, so that resume=True cannot go on"
+        log.warning(
+            "interrupted after step %d: the state is that after the last whole step%s", trainer.step_count, lost
+        )
     finally:
         for c in called:
             if hasattr(c, "on_end"):
@@ -95,20 +100,32 @@ def _epoch(
     """Take the steps of an epoch, or of the rest of one; whether a callback ends the training."""
     for batch in batches:
         args, inputs = _parts(batch)
-        loss = float(trainer.step(*args, **inputs))
-        logs = {"loss": loss, **{n: float(np.mean(v)) for n, v in trainer.metrics.items()}}
-        arrays = [*args, *inputs.values()]
-        position.taken(arrays, logs, _size(arrays))
-        advance(loss)
+        logs: dict[str, float] = {}
+        trainer.follow = partial(_taken, trainer, position, [*args, *inputs.values()], logs)
+        try:
+            trainer.step(*args, **inputs)
+            advance(logs["loss"])
+        except KeyboardInterrupt:
+            if logs:  # the step has happened, and Ctrl-C waited for it: so the callbacks have it too
+                _called(trainer, position, "on_step", logs)
+            raise
+        finally:
+            trainer.follow = None
         if _called(trainer, position, "on_step", logs):
             return True
     return False
 
 
+def _taken(trainer: Trainer, position: Position, arrays: Sequence[Any], logs: dict[str, float], loss: Any) -> None:
+    """Count a step whose new state takes its place, and its numbers."""
+    logs |= {"loss": float(loss), **{n: float(np.mean(v)) for n, v in trainer.metrics.items()}}
+    position.taken(arrays, logs, _size(arrays))
+
+
 def _called(trainer: Trainer, position: Position, method: str, logs: Mapping[str, float]) -> bool:
     """Call all callbacks for a step or an epoch, then let them save; whether one ends the training."""
-    trainer.position = position
     try:
+        trainer.position = position
         stops = [_call(c, method, trainer, logs) for c in position.callbacks]
     except BaseException:
         trainer.position = None  # some have had it and some have not
@@ -154,7 +171,7 @@ def _rest(trainer: Trainer, data: Any, size: int | None, position: Position) -> 
                 f"give {k}: going on takes the same data in the same order"
             )
     args, inputs = _parts(last)
-    if digest([*args, *inputs.values()]) != position.digest:
+    if digest([*args, *inputs.values()]) != position.mark:
         raise InputError(
             f"batch {position.batch} of epoch {position.epoch + 1} is not the one that the checkpoint was written "
             "after: going on inside an epoch takes the same batches in the same order. Give data whose order follows "

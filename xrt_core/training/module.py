@@ -242,6 +242,7 @@ class TrainModule(GuardedModule):
         self._last: _Step | None = None
         self._applied: _Step | None = None  # an update alone
         self.position: Position | None = None  # where the `fit` stands that made the state
+        self.follow: Callable[[Any], None] | None = None  # called with each loss as the new state takes its place
         if isinstance(self._source, FixedModel):
             self._begin(self._source.variables)
 
@@ -464,7 +465,6 @@ class TrainModule(GuardedModule):
 
     def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
         """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
-        self.position = None  # unless a `fit` says so after the step
         rate = self._rate
         if rate is None:
             rate = self._optimizer.rates_at(self._count_of(STEP))
@@ -514,9 +514,15 @@ class TrainModule(GuardedModule):
                 number = to_numpy(loss)[()]  # which may raise what the device did
         metrics = dict(zip(found.metrics, results[count:], strict=True)) if found.metrics else {}
         counts = self._counts_after(found)
-        self._counts = {}  # read from the state if something interrupts here
-        self._state, self._counts, self._metrics = state, counts, metrics
-        return number[()] if isinstance(number, np.ndarray) else number
+        number = number[()] if isinstance(number, np.ndarray) else number
+        follow = self.follow if has_loss else None
+        with held_back() if follow is not None else _AT_ONCE:
+            self.position = None  # unless the `fit` that follows says where it stands now
+            self._counts = {}  # read from the state if something interrupts here
+            self._state, self._counts, self._metrics = state, counts, metrics
+            if follow is not None:
+                follow(number)
+        return number
 
     def _transformed(self, optimizer: Transformation, found: _Step, state: list[Any]) -> list[Any]:
         """The state after a transformation of optax was applied to the gradients that a step left in it."""

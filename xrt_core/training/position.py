@@ -48,6 +48,11 @@ class Position:
         self.epoch, self.batch, self.examples, self.sums = self.epoch + 1, 0, 0.0, {}
         self.last, self.digest = (), 0
 
+    @property
+    def mark(self) -> int:
+        """The digest of the last batch that was taken, read from a file or taken here."""
+        return self.digest or digest(self.last)
+
     def means(self) -> dict[str, float]:
         """The means of the numbers of this epoch over its examples; nothing before its first batch."""
         return {n: s / self.examples for n, s in self.sums.items()}
@@ -56,7 +61,7 @@ class Position:
         """The entries of a checkpoint."""
         found = {
             "fit/epoch": np.array(self.epoch), "fit/batch": np.array(self.batch),
-            "fit/examples": np.array(self.examples), "fit/digest": np.array(self.digest or digest(self.last)),
+            "fit/examples": np.array(self.examples), "fit/digest": np.array(self.mark),
         }  # fmt: skip
         found |= {f"{_SUM}{n}": np.array(s) for n, s in self.sums.items()}
         return found | {f"{_CALLBACK}{c}/{n}": np.array(a) for c, own in self.saved().items() for n, a in own.items()}
