@@ -1,10 +1,11 @@
 """Requests whose batch and length differ at every call, through XRT and through one session of ONNX Runtime.
 
-    python benchmarks/varying_shapes.py [--engine onnxruntime] [--requests 60] [--layers 6] [--guard 0|1]
+    python benchmarks/varying_shapes.py [--engine onnxruntime] [--requests 60] [--layers 6] [--guard 0|1] [--host]
+    python benchmarks/varying_shapes.py --engine xla --buckets auto --host
 
 The model is an encoder like all-MiniLM-L6 (6 layers, 384 wide, 12 heads, vocabulary 30522, random weights) with the
 shape arithmetic that exporters write. Requests come to both sides in turn, so that a busy machine slows both; the first
-call of each is in the total.
+call of each is in the total. With `--host` each request is timed through the host alone as well, before the others.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--guard", type=int, default=1)
     parser.add_argument("--declared", action="store_true", help="give shapes= rather than have them discovered")
+    parser.add_argument("--buckets", default="off")
+    parser.add_argument("--host", action="store_true")
     parser.add_argument("--explain", action="store_true")
     options = parser.parse_args(given)
 
@@ -128,7 +131,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
     path = pathlib.Path(tempfile.mkdtemp(prefix="xrt-shapes-")) / "encoder.onnx"
     onnx.save(encoder(options.layers), path)
-    more: dict[str, Any] = {} if options.guard else {"guard": False}
+    more: dict[str, Any] = {"buckets": options.buckets} | ({} if options.guard else {"guard": False})
     if options.declared:
         more["shapes"] = {"ids": ("batch", "length"), "mask": ("batch", "length")}
     work = requests(options.requests)
@@ -136,6 +139,14 @@ def main(given: Sequence[str] | None = None) -> None:
     settings = ort.SessionOptions()
     settings.log_severity_level = 3
 
+    by_host: list[float] = []
+    host = xrt.XRTModule(path, engine="host", cache="off") if options.host else None
+    for inputs in work if host is not None else ():
+        host.run(inputs)  # which plans it
+        begin = time.perf_counter()
+        host.run(inputs)
+        by_host.append(time.perf_counter() - begin)
+    host = None
     begin = time.perf_counter()
     session = ort.InferenceSession(path, settings)
     seconds["onnxruntime"].append(time.perf_counter() - begin)
@@ -172,6 +183,12 @@ def main(given: Sequence[str] | None = None) -> None:
         "slowest_call": round(
             max(x / o for x, o in zip(seconds["xrt"][1:], seconds["onnxruntime"][1:], strict=True)), 1
         ),
+        **(
+            {"slowest_to_host": round(max(x / h for x, h in zip(seconds["xrt"][1:], by_host, strict=True)), 1)}
+            if by_host
+            else {}
+        ),
+        "compilations": sum(e.name == "compile" for e in module.events),
         "memory_mb": {f"after {k}": round(memory[min(k, len(memory)) - 1]) for k in (1, 2, 10, len(memory))},
         "worst_difference": worst,
     }
