@@ -171,10 +171,10 @@ def test_ctrl_c_in_backward_leaves_the_state_intact(monkeypatch: pytest.MonkeyPa
         call(x).sum().backward()
     run = compiled.CompiledGraph._on_xrt
 
-    def interrupted(self: Any, args: Any, prepare: bool = False) -> Any:
+    def interrupted(self: Any, args: Any) -> Any:
         if self.kind == "backward":
             raise KeyboardInterrupt
-        return run(self, args, prepare)
+        return run(self, args)
 
     with monkeypatch.context() as m:
         m.setattr(compiled.CompiledGraph, "_on_xrt", interrupted)
@@ -366,9 +366,9 @@ def test_a_wrong_engine_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled.xrt.XRTModule, "__init__", noted)
     run = compiled.CompiledGraph._on_xrt
 
-    def wrong(self: Any, args: Any, prepare: bool = False) -> Any:
-        results = run(self, args, prepare)
-        return [r if r is None else r + 1 for r in results] if self._is_quick and not prepare else results
+    def wrong(self: Any, args: Any) -> Any:
+        results = run(self, args)
+        return [r if r is None else r + 1 for r in results] if self._is_quick else results
 
     monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", wrong)
     model, x = nn.Linear(4, 2), torch.randn(3, 4)

@@ -42,20 +42,27 @@ class StageCall:
         self._gives_tensors = sum(map(_bytes, values)) >= _LARGE
         self._layout = [None if isinstance(v, int | torch.SymInt) else strides_of(v) for v in values]
 
-    def __call__(self, *args: Any) -> Sequence[Any]:
-        """The results. Raises what XRT raises."""
+    def prepare(self, *args: Any) -> None:
+        """Compile for arguments like these, and wait for it, without a run. Raises what XRT raises."""
+        names = list(self._module.input_types)
+        self._module.prepare(dict(zip(names, self._given(args), strict=True)), background=True)
+        self._module.wait()
+
+    def _given(self, args: Sequence[Any]) -> list[Any]:
         if self._is_plain:
-            given = [
+            return [
                 (self._view(i, a) if type(a) is torch.nn.Parameter else _array(a))
                 if isinstance(a, torch.Tensor)
                 else np.asarray(a, _DTYPES[type(a)])
                 for i, a in enumerate(args)
             ]
-        else:
-            given = [
-                a.detach().resolve_neg() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)])
-                for a in args
-            ]
+        return [
+            a.detach().resolve_neg() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args
+        ]
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """The results. Raises what XRT raises."""
+        given = self._given(args)
         if self._gives_tensors:
             first = next((i for i, a in enumerate(args) if isinstance(a, torch.Tensor)), None)
             if first is not None:

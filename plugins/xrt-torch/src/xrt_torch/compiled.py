@@ -195,7 +195,7 @@ class CompiledGraph:
                 if self._stages is None:
                     self._stages = self._build()
                     self._trace("graph", lambda: str(self.module.print_readable(print_output=False)))
-                self._on_xrt(args, prepare=True)
+                self._compile(args)
                 self._trace("explain", self.explain)
         except BaseException as e:
             self._fall_back("compile", e)
@@ -233,20 +233,27 @@ class CompiledGraph:
         module = xrt.XRTModule(translate(stage.graph, f"{self.name}_{i}"), **options)
         return _Ran(stage, StageCall(module, stage), module)
 
-    def _on_xrt(self, args: Sequence[Any], prepare: bool = False) -> list[Any]:
+    def _on_xrt(self, args: Sequence[Any]) -> list[Any]:
         assert self._stages is not None
         values = dict(zip(self._inputs, args, strict=True))
         for ran in self._stages:
-            given = [values[n] for n in ran.stage.inputs]
-            if not prepare:
-                results = ran.call(*given)
-            elif ran.module is None:
-                results = _WithoutChance(ran.call).run(*given)
-            else:
-                results = ran.call(*given)
-                ran.module.wait()
+            results = ran.call(*(values[n] for n in ran.stage.inputs))
             values.update(zip(ran.stage.outputs, results, strict=True))
         return [c if n is None else values[n] for n, c in zip(self._results, self._constants, strict=True)]
+
+    def _compile(self, args: Sequence[Any]) -> None:
+        """Compile every stage of XRT for these arguments; those run whose results another one needs."""
+        assert self._stages is not None
+        last = max((i for i, r in enumerate(self._stages) if r.module is not None), default=-1)
+        values = dict(zip(self._inputs, args, strict=True))
+        for i, ran in enumerate(self._stages[: last + 1]):
+            given = [values[n] for n in ran.stage.inputs]
+            if ran.module is None:
+                results = _WithoutChance(ran.call).run(*given)
+            else:
+                ran.call.prepare(*given)
+                results = ran.call(*given) if i < last else [None] * len(ran.stage.outputs)
+            values.update(zip(ran.stage.outputs, results, strict=True))
 
     def _prove(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """Run both, and return eager's results; XRT answers from now on if its own are as good."""

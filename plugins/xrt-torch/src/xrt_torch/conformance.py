@@ -31,6 +31,7 @@ from torch.utils import _pytree as pytree
 
 from xrt_torch.backend import captured
 from xrt_torch.compiled import CompiledGraph
+from xrt_torch.linear_algebra import MOST
 from xrt_torch.partition import AT_BORDER, CHECKS
 
 DTYPES: Final = ("float32", "int64", "bool", "bfloat16", "float16")
@@ -323,6 +324,8 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         f"Of {len(drawn)} the random numbers are drawn by torch, so that a seed gives eager's: {', '.join(drawn)}.",
         *_not_compared(by_name),
         "",
+        f"Linear algebra is XRT's for matrices of up to {MOST} rows and columns, which torch's samples have.",
+        "",
         "## Run by XRT",
         "",
         ", ".join(n for n in whole if n not in drawn) + ".",
@@ -355,7 +358,7 @@ def _shortened(reasons: Iterable[str]) -> str:
         kind, _, rest = r.partition(": ")
         rest = "complex numbers" if rest.endswith("complex numbers") else rest
         rest = rest.replace(": torchlib has no translation of it", "").replace("aten.", "").replace("|", "/")
-        if "random numbers" not in rest and CHECKS not in rest:
+        if not any(why in rest for why in ("random numbers", CHECKS, AT_BORDER)):
             short.append(
                 f"{rest} (backward)" if kind == "backward" else rest if kind in ("forward", "inference") else r
             )

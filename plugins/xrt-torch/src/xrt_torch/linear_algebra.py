@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-_MOST: Final = 16
-"""Rows or columns, at most: each column is some ten operators."""
+MOST: Final = 16
+"""Rows or columns of what is factored here, at most: each column is some ten operators."""
 
 
 def _is_small(*matrices: Tensor) -> bool:
-    return all(max(a.shape[-2:], default=0) <= _MOST and not a.dtype.is_complex for a in matrices)
+    return all(max(a.shape[-2:], default=0) <= MOST and not a.dtype.is_complex for a in matrices)
 
 
 def _eye(n: int, like: Tensor) -> Tensor:
