@@ -460,7 +460,7 @@ class _Encoder:
         if found is None:
             are_texts = isinstance(a, tuple) and set(map(type, a)) == {str}
             return ("texts", digest(repr(a).encode("utf-8", "surrogatepass"))) if are_texts else None
-        if found.kind == "floats" and not bool((np.abs(np.asarray(a, np.float64)) < 3e38).all()):
+        if found.kind == "floats" and not -3e38 < float(found.array.min()) <= float(found.array.max()) < 3e38:
             return None
         texts = tuple(self._attribute(t) for t in found.texts)
         return (found.kind, texts, self._array(found.array))
