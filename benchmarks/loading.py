@@ -7,12 +7,14 @@ lazily is there, and then loads the model and calls it once. "Time" is what the 
 much they raise the process's peak of resident memory (files that are mapped count). Models are made here, with random
 weights: a transformer of 2 and of 12 layers, with its weights in the model file or beside it, the larger with weights
 of 4 bits in blocks, a convolutional network, and a random forest. XRT's cache is off: nothing is read that an earlier
-process compiled. Goal: 1.2 of ONNX Runtime's in both, through engine onnxruntime.
+process compiled. Modules come from bytecode, as those of an installed package do, whatever PYTHONDONTWRITEBYTECODE
+says. Goal: 1.2 of ONNX Runtime's in both, through engine onnxruntime.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import statistics
 import subprocess
@@ -160,16 +162,20 @@ def load(engine: str, path: str, shape: Shape) -> None:
 
 def measure(name: str, engines: list[str], rounds: int, folder: pathlib.Path) -> str:
     """A line of the table."""
+    folder.mkdir(exist_ok=True)
     path = folder / "model.onnx"
     model, shape = MODELS[name]()
     beside = "beside" in name
     onnx.save(model, path, save_as_external_data=beside, **({"location": "weights"} if beside else {}))
     size = sum(f.stat().st_size for f in folder.iterdir())
     found: dict[str, list[tuple[float, float]]] = {e: [] for e in (DIRECT, *engines)}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(folder.parent / f"{folder.name}-bytecode")
     for turn in range(rounds + 1):
         for engine, results in found.items():
             command = [sys.executable, __file__, "--load", engine, str(path), ",".join(map(str, shape))]
-            words = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+            done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+            words = done.stdout.split()
             if turn:  # the first one brings the file into memory
                 results.append((float(words[-2]), float(words[-1])))
     for f in folder.iterdir():
@@ -200,7 +206,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="xrt-loading-") as folder:
         for name in MODELS:
             if not args.models or any(part in name for part in args.models):
-                print(measure(name, engines, args.rounds, pathlib.Path(folder)), flush=True)
+                print(measure(name, engines, args.rounds, pathlib.Path(folder, "models")), flush=True)
 
 
 if __name__ == "__main__":

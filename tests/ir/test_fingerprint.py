@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import gc
+import pathlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 
 from tests.ir.random_graphs import graphs, node, renamed
 from tests.profiles import examples
 from xrt_core.errors import GraphError
-from xrt_core.ir import function
-from xrt_core.ir.function import Function, InputOutputAlias, array_digest, graph_fingerprint, launch, remembering
+from xrt_core.frontends.onnx_import import import_model
+from xrt_core.ir import file_backed, function
+from xrt_core.ir.function import (
+    Function,
+    InputOutputAlias,
+    Parameter,
+    array_digest,
+    graph_fingerprint,
+    launch,
+    place_fingerprint,
+    remembering,
+)
 from xrt_core.ir.graph import Annotations, Graph, Node, SourceLocation, Value
 from xrt_core.ir.types import TensorType
 
@@ -263,3 +275,37 @@ def test_many_large_constants_are_hashed_by_threads(monkeypatch: pytest.MonkeyPa
     assert len(alone.put_by) == len(together.put_by) == len(arrays)
     assert not any(n.startswith("xrt-digest") for n in alone.put_by)
     assert all(n.startswith("xrt-digest") for n in together.put_by)
+
+
+def test_without_a_cache_weights_in_files_are_known_by_their_place(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is hashed of a file that is what it was; another file, or another place in it, is another function."""
+    weights = np.random.default_rng(0).standard_normal((4, 128, 128)).astype(np.float32)
+
+    def loaded(path: pathlib.Path, array: np.ndarray) -> Function:
+        x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [128, 128]) for n in "xy")
+        w = onnx.numpy_helper.from_array(array, "w")
+        graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [w])
+        path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
+        return typed(path)
+
+    def typed(path: pathlib.Path) -> Function:
+        graph = import_model(path)
+        dims = (128, 128)
+        return Function("f", [Parameter("x", F32, dims)], [Parameter("y", F32, dims)], graph)
+
+    first = loaded(tmp_path / "a.onnx", weights[0])
+    assert place_fingerprint(first) == first.fingerprint  # written just now: a change would not be seen
+    monkeypatch.setattr(file_backed, "_SETTLED", -1)
+    other = loaded(tmp_path / "b.onnx", weights[1])
+    with monkeypatch.context() as m:
+        m.setattr(function, "array_digest", lambda _: pytest.fail("a constant was hashed"))
+        known = place_fingerprint(typed(tmp_path / "a.onnx"))
+        assert place_fingerprint(typed(tmp_path / "a.onnx")) == known
+        assert place_fingerprint(other) != known
+    assert known != first.fingerprint
+    mapped = typed(tmp_path / "a.onnx")
+    changed = loaded(tmp_path / "a.onnx", weights[2])
+    assert place_fingerprint(changed) != known
+    assert place_fingerprint(mapped) != known  # the file is no longer what was mapped: by content

@@ -72,7 +72,7 @@ def test_numpy_reads_it_as_what_onnx_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [(1, 2.0), (1 << 70,), (True,), (), tuple(map(str, range(MOST_TEXTS + 1)))], ids=str
+    "values", [(1, 2.0), (1 << 70,), (1e300, 0.0), (True,), (), tuple(map(str, range(MOST_TEXTS + 1)))], ids=str
 )
 def test_what_is_no_long_list(values: tuple[Any, ...]) -> None:
     """Mixed kinds, integers of more than 64 bits, nothing, and too many texts."""

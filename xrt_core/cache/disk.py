@@ -483,7 +483,6 @@ def prepare_folder(path: pathlib.Path, write: bool) -> bool:
 
 
 _LEAST: Final = 4096  # bytes; hashing less takes no longer than looking it up
-_SETTLED: Final = 2e9  # ns; a file changed later than this before now may change again within one tick of its clock
 _MOST_FILES: Final = 512
 _MOST_REMEMBERED: Final = 1 << 26  # bytes of a file of digests
 
@@ -530,7 +529,7 @@ class FileDigests:
             changed = [(state, dict(self._tables[state])) for state in self._changed]
             self._changed.clear()
         for state, table in changed:
-            if self._write and state.is_current() and time.time_ns() - max(state.stamp[3:]) > _SETTLED:
+            if self._write and state.is_current() and state.is_settled:
                 known = {**self._read(state), **table}
                 body = {"path": storable(state.path), "stamp": list(state.stamp), "digests": known}
                 with contextlib.suppress(OSError):

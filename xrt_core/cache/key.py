@@ -25,6 +25,7 @@ from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator, operator_owner
 IGNORED_OPTIONS: Final[frozenset[str]] = frozenset()
 """Fields of `CompileOptions` that change no executable. Every other field is a row of every key, new ones included."""
 
+_FUNCTION: Final = "function"
 _CODE: Final = ("engine", "ir", "kernels")  # the parts of the core whose code decides what an engine compiles
 
 
@@ -44,6 +45,10 @@ class CacheKey:
         rows = (f"{len(label)}:{label}={len(text)}:{text};" for label, text in self.rows)
         return digest("".join(rows).encode())
 
+    def of_function(self, function: Function) -> CacheKey:
+        """The key with the function's own fingerprint."""
+        return CacheKey(tuple((label, function.fingerprint if label == _FUNCTION else t) for label, t in self.rows))
+
     def row(self, label: str) -> str:
         """The text of a row, "" if there is none of that label."""
         return dict(self.rows).get(label, "")
@@ -58,11 +63,14 @@ class CacheKey:
         ]
 
 
-def cache_key(function: Function, engine: Engine, device: str, options: CompileOptions) -> CacheKey:
-    """The key of `function` compiled by `engine` for `device` with `options`."""
+def cache_key(
+    function: Function, engine: Engine, device: str, options: CompileOptions, fingerprint: str = ""
+) -> CacheKey:
+    """The key of `function` compiled by `engine` for `device` with `options`. fingerprint: what stands for the
+    function, by default its own."""
     return CacheKey(
         (
-            ("function", function.fingerprint),
+            (_FUNCTION, fingerprint or function.fingerprint),
             ("entry", _signature(function.params)),
             ("return", _signature(function.returns)),
             ("aliases", ", ".join(f"{a.output}<-{a.input}" for a in function.aliases)),

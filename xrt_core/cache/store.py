@@ -23,7 +23,7 @@ from xrt_core.engine.forking import in_forked_process
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CacheError, CompileError, EngineError, RegistrationError, UnsupportedError
 from xrt_core.events import EventLog, logger
-from xrt_core.ir.function import Function, function_lines, remembering
+from xrt_core.ir.function import Function, function_lines, place_fingerprint, remembering
 from xrt_core.ir.graph import engine_and_device
 from xrt_core.ir.schema import DIALECT
 from xrt_core.plugins import plugins
@@ -176,6 +176,7 @@ class ExecutableStore:
                     f"{function.name} on engine {key.row('engine')!r} cannot be saved: {e}; leave the engine out, or "
                     "save the model alone (xrt_core.frontends.onnx_export.save)"
                 ) from e
+            key = key.of_function(function)
             found.append(StoredExecutable(key, whole, function.name, len(function.body.nodes), blob))
         return found
 
@@ -205,7 +206,10 @@ class ExecutableStore:
 
     def key(self, function: Function, engine: Engine, device: str, options: CompileOptions) -> CacheKey:
         """The key of an executable; weights that were hashed by any process are not hashed again."""
-        return self._key(function, engine, device, options, self._usable())
+        disk = self._usable()
+        if disk is None:
+            return cache_key(function, engine, device, options)
+        return self._key(function, engine, device, options, disk)
 
     def unhashed_bytes(self, function: Function) -> int:
         """Bytes of constants that `key` would have to hash, because no process has done it."""
@@ -230,7 +234,8 @@ class ExecutableStore:
         self, function: Function, engine: Engine, device: str, options: CompileOptions, disk: DiskCache | None
     ) -> CacheKey:
         if disk is None or self._digests is None:
-            return cache_key(function, engine, device, options)
+            by_content = self._saved is not None  # whose keys are compared with those of another process
+            return cache_key(function, engine, device, options, "" if by_content else place_fingerprint(function))
         with remembering(self._digests):
             key = cache_key(function, engine, device, options)
         self._digests.flush()

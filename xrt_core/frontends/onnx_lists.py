@@ -87,10 +87,8 @@ def _leading(fits: np.ndarray) -> int:
 
 
 def _floats(raw: np.ndarray) -> np.ndarray:
-    rows = raw[: len(raw) // 5 * 5].reshape(-1, 5)
-    rows = rows[: _leading(rows[:, 0] == _FLOAT)]
-    found: np.ndarray = np.ascontiguousarray(rows[:, 1:]).view("<f4").reshape(-1)
-    return found
+    count = _leading(raw[: len(raw) // 5 * 5 : 5] == _FLOAT)
+    return np.ndarray((count,), "<f4", raw.data, 1, (5,)).copy() if count else np.zeros(0, np.float32)
 
 
 def _ints(raw: np.ndarray) -> tuple[np.ndarray, int]:

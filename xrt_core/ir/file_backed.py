@@ -6,6 +6,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -25,12 +26,18 @@ class FileState(Struct, frozen=True):
         except OSError:
             return False
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it changed last so long ago that another change has another time."""
+        return time.time_ns() - max(self.stamp[3:]) > _SETTLED
+
 
 def stamp_of(status: os.stat_result) -> tuple[int, ...]:
     """What of a file's status changes whenever its contents do, or may do."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
+_SETTLED = 2e9  # ns; a file changed later than this before now may change again within one tick of its clock
 _LARGE = 1 << 16
 """Bytes from which on an array's pages are worth a call to let go of them."""
 

@@ -24,6 +24,7 @@ import numpy as np
 from msgspec import Struct
 
 from xrt_core.errors import GraphError
+from xrt_core.ir.file_backed import FileState, place_of
 from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, SparseTensor, Value, _Frozen, _set
 from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import (
@@ -285,6 +286,15 @@ def function_fingerprint(function: Function) -> str:
     return _Encoder().digest(function.body, sorted((a.output, a.input) for a in function.aliases))
 
 
+def place_fingerprint(function: Function) -> str:
+    """As the fingerprint, of large constants by the place where they lie in a file that has not changed: it is quick,
+    and means something in this process alone. The fingerprint itself where no constant lies in a file."""
+    encoder = _Encoder(by_place=True)
+    if all(encoder.place(a) is None for a in _constants(function.body)):
+        return function.fingerprint
+    return encoder.digest(function.body, sorted((a.output, a.input) for a in function.aliases))
+
+
 def function_lines(function: Function) -> Iterator[str]:
     """The canonical text that the fingerprint is the digest of: free of names, a line for each node."""
     return _Encoder().lines(function.body, sorted((a.output, a.input) for a in function.aliases))
@@ -337,10 +347,15 @@ _MANY: Final = 1 << 23  # bytes of large arrays from which on several threads ha
 _THREADS: Final = 4
 
 
-def _hash_constants(graph: Graph) -> None:
-    """Compute the digests of many large constants by several threads; their encoding finds them remembered."""
+def _constants(graph: Graph) -> list[np.ndarray]:
+    """The large constants that the nodes of a graph read, but those of strings."""
     found = (v.data for n in graph.nodes for v in n.inputs if v is not None and v.data is not None)
-    large = {id(a): a for a in found if a.nbytes >= _LARGE and a.dtype != STRING and id(a) not in _digests}
+    return [a for a in found if a.nbytes >= _LARGE and a.dtype != STRING]
+
+
+def _hash_constants(arrays: Iterable[np.ndarray]) -> None:
+    """Compute the digests of many large arrays by several threads; their encoding finds them remembered."""
+    large = {id(a): a for a in arrays if id(a) not in _digests}
     if sum(a.nbytes for a in large.values()) < _MANY:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -356,13 +371,14 @@ def _hash_constants(graph: Graph) -> None:
 class _Encoder:
     """Writes a graph as nested tuples of strings and integers, whose `repr` is hashed: no two graphs share one."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_place: bool = False) -> None:
         self._numbers: dict[Value, Any] = {}
         self._symbols: dict[str, int] = {}
         self._count = 0
+        self._files: dict[FileState, bool] | None = {} if by_place else None  # file -> whether it is what it was
 
     def digest(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> str:
-        _hash_constants(graph)
+        _hash_constants([a for a in _constants(graph) if self.place(a) is None])
         return digest("\n".join((_VERSION, *self.lines(graph, aliases))).encode())
 
     def lines(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> Iterator[str]:
@@ -444,7 +460,7 @@ class _Encoder:
         if found is None:
             are_texts = isinstance(a, tuple) and set(map(type, a)) == {str}
             return ("texts", digest(repr(a).encode("utf-8", "surrogatepass"))) if are_texts else None
-        if found.kind == "floats" and not bool((np.abs(np.asarray(a, np.float64)) < 3e38).all()):
+        if found.kind == "floats" and not -3e38 < float(found.array.min()) <= float(found.array.max()) < 3e38:
             return None
         texts = tuple(self._attribute(t) for t in found.texts)
         return (found.kind, texts, self._array(found.array))
@@ -452,7 +468,18 @@ class _Encoder:
     def _array(self, array: np.ndarray) -> Any:
         if array.nbytes <= _INLINE and array.dtype != STRING:
             return (dtype_name(array.dtype), array.shape, bytes(_content(array)).hex())
-        return array_digest(array)
+        return self.place(array) or array_digest(array)
+
+    def place(self, array: np.ndarray) -> Any:
+        """What stands for a large array in a file; None for others, and where contents are asked for."""
+        if self._files is None or array.nbytes < _LARGE or (place := place_of(array)) is None:
+            return None
+        file, offset = place
+        if file not in self._files:
+            self._files[file] = file.is_settled and file.is_current()
+        if not self._files[file]:
+            return None
+        return ("place", file.path, file.stamp, offset, dtype_name(array.dtype), array.shape)
 
     def _type(self, t: ValueType | None) -> Any:
         if t is None:

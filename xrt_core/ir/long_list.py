@@ -50,8 +50,8 @@ class LongList(Sequence[Any]):
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> LongList | None:
-        """The list of these elements; None where they are not integers of 64 bits, floats or texts alone, or are more
-        than `MOST_TEXTS` texts."""
+        """The list of these elements; None where they are not integers of 64 bits, floats of 32 or texts alone, or are
+        more than `MOST_TEXTS` texts."""
         kinds = set(map(type, values))
         if kinds == {int}:
             try:
@@ -59,7 +59,10 @@ class LongList(Sequence[Any]):
             except OverflowError:
                 return None
         if kinds == {float}:
-            return cls("floats", np.array(values, np.float32))
+            exact = np.array(values, np.float64)
+            with np.errstate(over="ignore"):
+                floats = exact.astype(np.float32)
+            return None if np.isinf(floats).sum() > np.isinf(exact).sum() else cls("floats", floats)
         if kinds and kinds <= {str, bytes}:
             texts = dict.fromkeys(values)
             if len(texts) <= MOST_TEXTS:

@@ -302,8 +302,9 @@ def _children(place: Any, trees: np.ndarray, named: np.ndarray, inner: np.ndarra
 def _roots(treeids: np.ndarray, trees: np.ndarray, yes: np.ndarray, no: np.ndarray, inner: np.ndarray) -> np.ndarray:
     """The first node of each tree that no other node leads to."""
     reached = np.zeros(len(yes), np.bool_)
-    reached[yes[inner]] = True
-    reached[no[inner]] = True
+    places = np.flatnonzero(inner)
+    reached[yes.take(places)] = True
+    reached[no.take(places)] = True
     candidates = np.flatnonzero(~reached)
     ids, first = np.unique(treeids[candidates], return_index=True)
     if len(ids) != len(trees):
