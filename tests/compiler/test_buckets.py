@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import xrt_core as xrt
 from tests.fake_engines import FakeEngine, fake_engine
 from tests.passes.varying_graphs import HIDDEN, Builder, arguments, encoder
 from xrt_core.compiler import buckets
@@ -114,6 +115,11 @@ def test_the_host_computes_no_padding_in_the_place_of_engines(
         assert len(caller.plans.plans()) == 1
         agree(m, graph, 2, 3)
         assert padded == [12, 8, 3]
+    with module_of(graph, {"s": (16,)}, forbid_compilation=True) as m, monkeypatch.context() as patch:
+        xrt.warmup(m, [dict(zip(("x", "ids", "mask"), arguments(np.random.default_rng(0), 2, 3), strict=True))])
+        patch.setattr(CompiledGraph, "is_final", property(lambda self: False))
+        agree(m, graph, 2, 5)
+        assert padded[-1] == 5
 
 
 def test_what_is_not_proven_runs_as_it_is(engine: FakeEngine) -> None:
