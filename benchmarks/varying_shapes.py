@@ -188,7 +188,7 @@ def main(given: Sequence[str] | None = None) -> None:
             if by_host
             else {}
         ),
-        "compilations": sum(e.name == "compile" for e in module.events),
+        "executables": sum(e.name == ("guard.live" if options.guard else "compile") for e in module.events),
         "memory_mb": {f"after {k}": round(memory[min(k, len(memory)) - 1]) for k in (1, 2, 10, len(memory))},
         "worst_difference": worst,
     }

@@ -15,7 +15,10 @@ import xrt_core as xrt
 from tests.profiles import examples
 from tests.shapes.models import attention, found_by_data, grown, pixels, read_by_number, tokens
 from xrt_core.errors import CompileError, InputError
+from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.types import TensorType
 from xrt_core.runtime.plan_cache import SymbolicEntry
+from xrt_core.runtime.varying import VaryingShapes
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
 """JAX, which other tests of this process import, warns of programs that are started from it."""
@@ -168,6 +171,16 @@ def test_dimensions_that_differ_after_all_get_another_plan() -> None:
         np.testing.assert_allclose(run(m, inputs), run(HOST["attention"], inputs), rtol=1e-4, atol=1e-5)
     assert 1 <= len(symbolic(m)) <= 2
     assert len(entries(m)) == len(symbolic(m))
+
+
+def test_shapes_that_no_symbols_cover_are_told() -> None:
+    """After four symbolic signatures that were not enough, exact plans are made, and an event says so."""
+    told: list[str] = []
+    x = Value("x", TensorType(np.dtype(np.float32), (None, None)))
+    varying = VaryingShapes(Graph([x], (), (), opsets={}), None, lambda: 1, on_end=told.append)
+    found = [varying.signature_for([(np.dtype(np.float32), (n, n + 1))]) for n in range(1, 9)]
+    assert [f is not None for f in found] == [False, *[True] * 4, *[False] * 3]
+    assert told == ["4 symbolic plans did not cover the shapes that came"]
 
 
 def test_a_fixed_shape_stays_exact() -> None:

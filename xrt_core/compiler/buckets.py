@@ -70,7 +70,7 @@ class Bucket:
     fixed: symbols whose size is part of it. same: symbol -> the symbol of the form that stands for it. failed: why it
     is not used any more, "" while it is. ready: whether it may serve; one that is made while a larger one serves
     is not at first. calls: so far; valid: the sum of their volumes. used: when last, in seconds. checked: whether it
-    was compared at its edges.
+    was compared at its edges. live: whether engines have run it.
     """
 
     form: PaddedGraph
@@ -83,6 +83,7 @@ class Bucket:
     calls: int = 0
     valid: int = 0
     checked: bool = False
+    live: bool = False
     used: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -274,6 +275,12 @@ class Buckets:
             oldest = next(iter(self._bound))
             del self._bound[oldest]
             return oldest
+
+    def is_for_host(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
+        """Whether the host should compute a call of these sizes as it is: engines do not run the bucket yet, and most
+        of what the host would compute in their place is padding."""
+        bucket.live = bucket.live or bucket.inner.is_final
+        return not bucket.live and 2 * math.prod(sizes.values()) < bucket.volume
 
     def run(self, bucket: Bucket, sizes: Mapping[str, int], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The results of the graph through a bucket."""

@@ -351,6 +351,9 @@ class Pipeline:
             check_allowed(types)
             return self._compile_for(cache, captured, types, known, engines, part)
 
+        def tell_exact(reason: str) -> None:
+            self.services.events.emit("shapes.exact", model=captured.graph.name or "graph", reason=reason)
+
         cache = PlanCache(
             captured.graph,
             make,
@@ -360,7 +363,7 @@ class Pipeline:
             engine_signatures=MAX_VARIANTS if part else None,
             max_by_value=MAX_ELEMENTS,
             to_host=self.services.place.to_host,
-            varying=lambda: VaryingShapes(captured.graph, declared, lambda: self.symbolic_after),
+            varying=lambda: VaryingShapes(captured.graph, declared, lambda: self.symbolic_after, on_end=tell_exact),
             declared=declared is not None,
             make_symbolic=make_symbolic,
         )

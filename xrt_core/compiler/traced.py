@@ -169,7 +169,7 @@ class TracedModel:
                 raise InputError(f"shapes: unknown input {unknown[0]!r}; this call has {', '.join(call.names)}{hint}")
             declared = None if self.shapes is None else declared_shapes(call.names, open_, self.shapes)
             inputs = Graph([Value(n, t) for n, t in zip(call.names, open_, strict=True)], (), (), opsets={})
-            found = VaryingShapes(inputs, declared, self._wanted_after, varied_alone=True)
+            found = VaryingShapes(inputs, declared, self._wanted_after, varied_alone=True, on_end=self._tell_exact)
             self._varying[form] = found
         return found
 
@@ -187,12 +187,15 @@ class TracedModel:
         except Exception as e:  # of the user's code: an exact trace raises what is the caller's to see
             reason = f"it cannot be traced with symbols: {describe(e)}"
             varying.give_up(reason)
-            self._pipeline.services.events.emit("shapes.exact", model=type(self._graph).__name__, reason=reason)
+            self._tell_exact(reason)
             return None
         family = _Family(form, signature, made)
         self._families.append(family)
         made[0].plans.on_live = lambda: self._supersede(family)
         return made
+
+    def _tell_exact(self, reason: str) -> None:
+        self._pipeline.services.events.emit("shapes.exact", model=type(self._graph).__name__, reason=reason)
 
     def _supersede(self, family: _Family) -> None:
         """Let a trace with symbols take the place of exact ones, whose executables are freed, once it has its own."""

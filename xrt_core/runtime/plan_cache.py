@@ -171,10 +171,15 @@ class PlanCache:
             symbolic.used = self.clock()
             return symbolic
         if self.engine_signatures is not None and self._planned >= self.engine_signatures:
-            return self._get_or_make((HOST, tuple([_rank(a) for a in arrays])), lambda: self._host_plan(arrays))
+            return self.host_entry(arrays)
         if values is not None and self._variants(shapes) >= MAX_VARIANTS:
             key, values = shapes, None
         return self._get_or_make(key, lambda: self._new_plan(arrays, values is not None))
+
+    def host_entry(self, arrays: Sequence[Any]) -> CacheEntry:
+        """The entry of the plan for the host alone that knows the ranks of these arguments, and neither shapes nor
+        values."""
+        return self._get_or_make((HOST, tuple([_rank(a) for a in arrays])), lambda: self._host_plan(arrays))
 
     @property
     def has_symbolic(self) -> bool:

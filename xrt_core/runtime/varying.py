@@ -33,7 +33,8 @@ class VaryingShapes:
 
     declared: the shapes that the user declared, planned so from the first call on. wanted_after: how many exact
     signatures there should be before a symbolic one, None where no engine takes it; asked at each new signature.
-    varied_alone: dimensions are symbols that differed, and no others that the graph leaves open.
+    varied_alone: dimensions are symbols that differed, and no others that the graph leaves open. on_end: called with
+    the reason where it has proposed as many as it may.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class VaryingShapes:
         declared: Declared | None,
         wanted_after: Callable[[], int | None],
         varied_alone: bool = False,
+        on_end: Callable[[str], object] = lambda reason: None,
     ) -> None:
         self.declared = declared
+        self._on_end = on_end
         self._varied_alone = varied_alone
         self.reason = ""
         self._names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
@@ -76,6 +79,7 @@ class VaryingShapes:
             self._proposed += 1
             if self._proposed > _MOST:
                 self.give_up(f"{_MOST} symbolic plans did not cover the shapes that came")
+                self._on_end(self.reason)
                 return None
             return found
 
