@@ -72,6 +72,7 @@ def write_function(function: Function, folder: pathlib.Path) -> None:
     """
     from xrt_core.frontends.onnx_export import export_function
     from xrt_core.frontends.onnx_file import DataFile, serialised
+    from xrt_core.frontends.onnx_wire import LongLists
 
     root = pathlib.Path(folder.resolve().anchor)
     current: dict[str, bool] = {}
@@ -89,8 +90,9 @@ def write_function(function: Function, folder: pathlib.Path) -> None:
                     return _reference(array, name, path.relative_to(root).as_posix(), offset)
             return own(array, name)
 
-        model = export_function(function, tensor=tensor)
-    (folder / _MODEL).write_bytes(serialised(model))
+        lists = LongLists()
+        model = export_function(function, tensor=tensor, long_list=lists)
+    (folder / _MODEL).write_bytes(lists.fill(serialised(model)))
     (folder / _TYPES).write_bytes(encode(describe_nodes(function)))
 
 
