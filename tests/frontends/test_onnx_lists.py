@@ -16,7 +16,7 @@ from tests.profiles import examples
 from xrt_core.engine.onnx_bridge import onnx_model
 from xrt_core.errors import ModelLoadError
 from xrt_core.frontends.onnx_import import import_model
-from xrt_core.frontends.onnx_lists import read_list
+from xrt_core.frontends.onnx_lists import packed, read_list
 from xrt_core.frontends.onnx_wire import Weights
 from xrt_core.ir.function import Function, Parameter, graph_fingerprint
 from xrt_core.ir.long_list import LONG, LongList
@@ -131,6 +131,25 @@ def test_an_integer_of_eleven_bytes_is_no_integer() -> None:
     assert size == 2 * LONG
 
 
+@examples(60)
+@given(
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 300), min_size=1, max_size=40), st.booleans()
+)
+def test_packed_lists(few: list[int], whole: bool) -> None:
+    """A field that holds the whole list, each integer in as many bytes as it needs or all in as many as the longest."""
+    values = [v if whole else abs(v) >> 1 for v in few] * (LONG // len(few) + 1)
+    minimal = b"".join(_varint(v & ((1 << 64) - 1)) for v in values)
+    longest = packed(LongList("ints", np.array(values)))
+    for content in (b"\x42" + _varint(len(minimal)) + minimal, longest):
+        assert content is not None
+        found = read_list(8, memoryview(bytes(content) + b"\xa0\x01\x07"))
+        assert found is not None
+        assert tuple(found[0]) == tuple(values)
+        assert found[1] == len(content)
+        assert tuple(onnx.AttributeProto.FromString(bytes(content)).ints) == tuple(values)
+        assert read_list(8, memoryview(bytes(content)[:-1])) is None
+
+
 @examples(100)
 @given(st.data())
 def test_damaged_lists_load_or_are_refused(data: st.DataObject) -> None:
@@ -163,4 +182,7 @@ def test_written_models_hold_what_was_read(where: str) -> None:
     whole = onnx_model(function, engine="test")
     assert len(beside.model.SerializeToString()) < len(whole.model.SerializeToString()) / 2
     assert onnx.load_from_string(beside.to_bytes()) == whole.model
+    weights = Weights(memoryview(beside.to_bytes()))
+    assert len(weights.strip()) < len(whole.model.SerializeToString()) / 2  # what is packed is read by arrays as well
+    assert graph_fingerprint(import_model(beside.to_bytes())) == graph_fingerprint(import_model(whole.model))
     assert whole.to_bytes() == whole.model.SerializeToString()

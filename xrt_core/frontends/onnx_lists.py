@@ -1,7 +1,7 @@
 """Long lists of an attribute out of the protobuf wire format and into it, by whole arrays.
 
-They are read as they are written everywhere, a field for each element, and written packed, which every parser of
-protobufs reads as well, and faster.
+Other tools write a field for each element. Here they are written packed, which every parser of protobufs reads as well,
+and faster.
 
 Source: `AttributeProto` in onnx.proto (floats = 7, ints = 8, strings = 9), and protobuf's "Encoding" page.
 """
@@ -25,10 +25,12 @@ _LONGEST: Final = 10  # bytes of a varint
 def read_list(number: int, view: memoryview) -> tuple[LongList, int] | None:
     """Return the list of field `number` that `view` begins with, and its bytes.
 
-    None where there are fewer than `LONG` elements, and for what is left to protobuf: another encoding, integers of
-    more than 10 bytes, many distinct texts or long ones, and texts that hold the tag of their field.
+    None where there are fewer than `LONG` elements, and for what is left to protobuf: integers of more than 10 bytes,
+    many distinct texts or long ones, and texts that hold the tag of their field.
     """
     raw = np.frombuffer(view, np.uint8)
+    if number in (7, 8) and raw[0] == number << 3 | 2:
+        return _unpacked(number, raw)
     if number == 7:
         floats = _floats(raw)
         return None if len(floats) < LONG else (LongList("floats", floats), 5 * len(floats))
@@ -37,6 +39,34 @@ def read_list(number: int, view: memoryview) -> tuple[LongList, int] | None:
         return None if len(ints) < LONG else (LongList("ints", ints), size)
     found = _texts(raw, view)
     return None if found is None else (found, len(found.wire or b""))
+
+
+def _unpacked(number: int, raw: np.ndarray) -> tuple[LongList, int] | None:
+    """The one field that holds a whole list, and its bytes."""
+    head = raw[1 : 1 + _LONGEST]
+    last = int((head < 0x80).argmax())
+    if head[last] >= 0x80:
+        return None
+    start = last + 2
+    size = sum((int(b) & 0x7F) << (7 * k) for k, b in enumerate(head[: last + 1].tolist()))
+    content = raw[start : start + size]
+    if len(content) < size:
+        return None
+    if number == 7:
+        if size % 4 or size < 4 * LONG:
+            return None
+        return LongList("floats", content.copy().view("<f4")), start + size
+    parts, pos = [np.zeros(0, np.int8)], 0
+    while pos < size:
+        part = content[pos : pos + _PART]
+        ends = np.flatnonzero(part < 0x80)
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        if not len(ends) or int((ends - starts).max()) >= _LONGEST:
+            return None
+        parts.append(narrow(_decoded(part, starts, ends - starts + 1)))
+        pos += int(ends[-1]) + 1
+    ints = np.concatenate(parts)
+    return None if len(ints) < LONG else (LongList("ints", ints), start + size)
 
 
 def packed(values: LongList) -> bytes | memoryview | None:
@@ -133,15 +163,19 @@ def _of_any_length(part: np.ndarray) -> tuple[np.ndarray, int]:
     count = _leading(fits)
     if not count:
         return np.zeros(0, np.int8), 0
-    tags, lengths, size = tags[:count], lengths[:count], int(lasts[count - 1]) + 1
+    return _decoded(part, tags[:count] + 1, lengths[:count]), int(lasts[count - 1]) + 1
+
+
+def _decoded(part: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The varints that begin at these places."""
     most = int(lengths.max())
     dtype = np.int16 if most <= 2 else np.int32 if most <= 4 else np.uint64
-    values: np.ndarray = (part[tags + 1] & 0x7F).astype(dtype)
+    values: np.ndarray = (part[starts] & 0x7F).astype(dtype)
     for k in range(1, most):
-        more: Any = (part.take(tags + (k + 1), mode="clip") & 0x7F).astype(dtype)
+        more: Any = (part.take(starts + k, mode="clip") & 0x7F).astype(dtype)
         more *= lengths > k
         values |= more << (7 * k)
-    return values if most <= 4 else values.view(np.int64), size
+    return values if most <= 4 else values.view(np.int64)
 
 
 def _texts(raw: np.ndarray, view: memoryview) -> LongList | None:

@@ -33,6 +33,7 @@ from xrt_core.frontends.onnx_sidecar import NodeRow, describe_nodes, restore_typ
 from xrt_core.ir.file_backed import place_of
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Support
+from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import dtype_name
 from xrt_core.verify.verdict import Outcome
 
@@ -72,6 +73,7 @@ def write_function(function: Function, folder: pathlib.Path) -> None:
     """
     from xrt_core.frontends.onnx_export import export_function
     from xrt_core.frontends.onnx_file import DataFile, serialised
+    from xrt_core.frontends.onnx_wire import LongLists
 
     root = pathlib.Path(folder.resolve().anchor)
     current: dict[str, bool] = {}
@@ -89,8 +91,11 @@ def write_function(function: Function, folder: pathlib.Path) -> None:
                     return _reference(array, name, path.relative_to(root).as_posix(), offset)
             return own(array, name)
 
-        model = export_function(function, tensor=tensor)
-    (folder / _MODEL).write_bytes(serialised(model))
+        attributes = (a for n in function.body.nodes for a in n.attributes.values())
+        lists = LongLists() if any(type(a) is LongList for a in attributes) else None
+        model = export_function(function, tensor=tensor, long_list=lists)
+    written = serialised(model)
+    (folder / _MODEL).write_bytes(written if lists is None else lists.fill(written))
     (folder / _TYPES).write_bytes(encode(describe_nodes(function)))
 
 

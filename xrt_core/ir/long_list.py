@@ -70,9 +70,9 @@ class LongList(Sequence[Any]):
                 return cls("strings", np.fromiter(map(places.__getitem__, values), np.uint8, len(values)), list(texts))
         return None
 
-    def select(self, mask: np.ndarray) -> LongList:
-        """The elements where `mask` [elements] holds."""
-        return LongList(self.kind, self.array[mask], self.texts)
+    def select(self, places: np.ndarray) -> LongList:
+        """The elements at `places`."""
+        return LongList(self.kind, self.array[places], self.texts)
 
     def __len__(self) -> int:
         return len(self.array)

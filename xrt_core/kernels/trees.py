@@ -36,7 +36,7 @@ class Ensemble(Struct, frozen=True):
     children [2 * nodes]: `no` and `yes` of each node. weights [leaves, targets]: sums of what each leaf gives; for
     minima and maxima, infinities where it gives nothing. target_of [trees]: the one target of each tree, where each has
     one: `weights` is then [leaves, 1]. bits: the tables of the evaluation by bits, where the trees are small. scored:
-    the targets that leaves give something to.
+    the targets that leaves give something to. tests: see `_tests`.
     """
 
     tables: TreeTables
@@ -45,6 +45,7 @@ class Ensemble(Struct, frozen=True):
     target_of: np.ndarray | None
     bits: Bits | None
     scored: np.ndarray
+    tests: tuple[bool | np.ndarray, ...]
 
 
 class Bits(Struct, frozen=True):
@@ -160,12 +161,12 @@ def _ensemble(node: Node, count: int, how: str) -> Ensemble:
     tables = tree_tables(node.op_type, node.attributes)
     children = np.stack([tables.no, tables.yes], axis=1).reshape(-1)
     weights = tables.weights if tables.weights.dtype == np.float64 else tables.weights.astype(np.float32)
-    bits, scored = _bits(tables), np.unique(tables.targets)
+    bits, scored, tests = _bits(tables), np.unique(tables.targets), _tests(tables)
     if how in ("MIN", "MAX"):
         least = np.inf if how == "MIN" else -np.inf
         table = np.full((tables.leaves, count), least, weights.dtype)
         (np.minimum if how == "MIN" else np.maximum).at(table, (tables.owners, tables.targets), weights)
-        return Ensemble(tables, children, table, None, bits, scored)
+        return Ensemble(tables, children, table, None, bits, scored, tests)
     target_of = _target_of(tables) if count > 1 else np.zeros(len(tables.roots), np.intp)
     if target_of is not None:
         table = np.zeros((tables.leaves, 1), weights.dtype)
@@ -173,7 +174,7 @@ def _ensemble(node: Node, count: int, how: str) -> Ensemble:
     else:
         table = np.zeros((tables.leaves, count), weights.dtype)
         np.add.at(table, (tables.owners, tables.targets), weights)
-    return Ensemble(tables, children, table, target_of, bits, scored)
+    return Ensemble(tables, children, table, target_of, bits, scored, tests)
 
 
 def _tree_of(tables: TreeTables) -> np.ndarray:
@@ -252,14 +253,18 @@ def _bits(tables: TreeTables) -> Bits | None:
     return Bits(bool(tables.strict[tables.roots[0]]), feature, value, nan_yes, mask, numbered)
 
 
-def _tests(xp: Any, tables: TreeTables) -> tuple[Any, Any, Any]:
+def _tests(tables: TreeTables) -> tuple[bool | np.ndarray, ...]:
     """`equal`, `strict` and `nan_yes` of the nodes: a bool where they agree, else arrays."""
     inner = tables.leaf < 0
-    found: list[Any] = []
+    found: list[bool | np.ndarray] = []
     for flag in (tables.equal, tables.strict, tables.nan_yes):
         some = bool(flag[inner].any())
-        found.append(some if not some or bool(flag[inner].all()) else xp.asarray(flag))
-    return found[0], found[1], found[2]
+        found.append(some if not some or bool(flag[inner].all()) else flag)
+    return tuple(found)
+
+
+def _on(xp: Any, tests: tuple[bool | np.ndarray, ...]) -> list[Any]:
+    return [t if isinstance(t, bool) else xp.asarray(t) for t in tests]
 
 
 def _goes(xp: Any, x: Any, value: Any, equal: Any, strict: Any, nan_yes: Any, has_nan: bool = True) -> Any:
@@ -288,7 +293,7 @@ def _followed(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
     has_nan = bool(t.nan_yes.any()) and bool(xp.isnan(flat).any())
     if xp is not np:
         values, feature, children, leaf, roots = (xp.asarray(a) for a in (values, feature, children, leaf, roots))
-    tests = _tests(xp, t)
+    tests = _on(xp, ensemble.tests)
     out = xp.empty((len(t.roots), rows), np.intp)
     wide = min(rows, _BLOCK)
     tall = max(_BLOCK // max(wide, 1), 1)
@@ -347,7 +352,7 @@ def _by_gathers(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
         xp.asarray(a) for a in (t.feature.astype(np.int32), t.value, ensemble.children.astype(np.int32), t.leaf)
     )
     row = xp.arange(rows, dtype=np.int32)[None, :]
-    tests = _tests(xp, t)
+    tests = _on(xp, ensemble.tests)
 
     def take(a: Any, index: Any) -> Any:
         return xp.take(a, index, mode="clip")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -60,11 +59,12 @@ def _abridged(node: Node) -> Node:
         return node
     attributes = dict(node.attributes)
     for rows, ids in ((k, v) for k, v in node.attributes.items() if k.endswith("_treeids")):
-        kept = np.equal(ids.array if isinstance(ids, LongList) else np.array(ids), trees[0])
+        rows_of_all = ids.array if isinstance(ids, LongList) else np.array(ids)
+        kept = np.flatnonzero(rows_of_all == trees[0])
         table = rows.partition("_")[0] + "_"
         for name, values in node.attributes.items():
             is_list = isinstance(values, tuple | LongList | np.ndarray)
-            if name.startswith(table) and is_list and len(values) == len(kept):  # type: ignore[arg-type]
+            if name.startswith(table) and is_list and len(values) == len(rows_of_all):  # type: ignore[arg-type]
                 attributes[name] = _selected(values, kept)
     return node.replace(attributes=attributes)
 
@@ -72,7 +72,7 @@ def _abridged(node: Node) -> Node:
 def _selected(values: Any, kept: np.ndarray) -> Any:
     if isinstance(values, LongList):
         return values.select(kept)
-    return values[kept] if isinstance(values, np.ndarray) else tuple(itertools.compress(values, kept))
+    return values[kept] if isinstance(values, np.ndarray) else tuple(values[i] for i in kept.tolist())
 
 
 def _why_not_symbolic(node: Node) -> str | None:
