@@ -242,6 +242,20 @@ def test_places_of_nonzero_elements_in_a_given_number() -> None:
     assert torch.equal(own(x.sum(), size=2), torch.nonzero_static(x.sum(), size=2))
 
 
+def test_splits_are_slices() -> None:
+    """Engines take no sequences of tensors: a graph with a split would be cut there."""
+
+    def f(x: Any) -> Any:
+        a, b, c = x.split(3, 1)
+        d, e = torch.split(x, [1, 3], 0)
+        return a * b + c.sum() + (d + e.sum(0)).sum()
+
+    graphs = agrees(f, torch.randn(4, 8, dtype=torch.float64, requires_grad=True))
+    operators = [n["operator"] for g in graphs for s in g.to_json()["stages"] for n in s["host_nodes"]]
+    assert "Slice" in operators
+    assert not [o for o in operators if "Sequence" in o]
+
+
 def test_evaluated_batch_norm_has_empty_statistics() -> None:
     """As torch's has, where they are read."""
     x = torch.randn(2, 3, 4)

@@ -435,6 +435,20 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     return aten.cat([t.to(kind) for t in kept], dim) if len(kept) > 1 else kept[0].to(kind, copy=True)
 
 
+def _split(x: Tensor, size: int, dim: int = 0) -> Any:
+    """As slices: ONNX has sequences of tensors for it, which engines leave to the host."""
+    n = x.shape[dim] if x.dim() else 1
+    if not isinstance(n, int) or not isinstance(size, int) or not size or not n:
+        return NotImplemented
+    return [x.narrow(dim, i, min(size, n - i)) for i in range(0, n, size)]
+
+
+def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
+    if not all(isinstance(n, int) for n in (*sizes, *x.shape)):
+        return NotImplemented
+    return [x.narrow(dim, sum(sizes[:i]), n) for i, n in enumerate(sizes)]
+
+
 def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return x.narrow(dim, start, length).clone()
 
@@ -715,5 +729,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.scatter_reduce.two: _scatter_reduce,
     aten.searchsorted.Scalar: _searchsorted,
     aten.searchsorted.Tensor: _searchsorted,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split_with_sizes,
     aten.squeeze.dims: _squeeze,
 }
