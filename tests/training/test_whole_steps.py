@@ -248,6 +248,50 @@ def test_patterns_choose(given: Any, expected: list[str]) -> None:
         TrainModule(regression(), loss=0, optimizer=SGD(0.1), engine="host", trainable="nothing*")
 
 
+def new_layers(how: str) -> Any:
+    """Two new layers, normalised by their batches, and a matrix that both multiply by. how: their scales, shifts,
+    means and variances are "own" constants, an "identity" of the first one, or "shared" with it, as exporters write
+    what is equal."""
+    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    arrays = {"g": ones, "z": zeros, "w": np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)}
+    names = [["g", "z", "mean0", "variance0"], ["g1", "z1", "mean1", "variance1"]]
+    nodes, x = [], "x"
+    for row in names:
+        for n in row:
+            source = "g" if n[0] in "gv" else "z"
+            if how == "own":
+                arrays[n] = arrays[source].copy()
+            elif n != source and how == "identity":
+                nodes.append(helper.make_node("Identity", [source], [n]))
+        own = [("g" if n[0] in "gv" else "z") for n in row] if how == "shared" else row
+        k = len(nodes)
+        nodes.append(helper.make_node("BatchNormalization", [x, *own], [f"n{k}"], f"norm{k}"))
+        nodes.append(helper.make_node("MatMul", [f"n{k}", "w"], [f"m{k}"], f"product{k}"))
+        nodes.append(helper.make_node("Tanh", [f"m{k}"], [x := f"t{k}"]))
+    out = helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, ["n", 4])
+    entry = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 4])
+    initial = [numpy_helper.from_array(a, n) for n, a in arrays.items()]
+    return helper.make_model(
+        helper.make_graph(nodes, "new", [entry], [out], initial), opset_imports=[helper.make_opsetid("", 18)]
+    )
+
+
+@pytest.mark.parametrize("how", ["identity", "shared"])
+def test_what_is_equal_by_chance_is_not_learnt_as_one(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of constants of equal elements each layer has its own, as if the exporter had written them; matrices stay one."""
+    rng = np.random.default_rng(1)
+    x, y = (rng.standard_normal((6, 4)).astype(np.float32) for _ in range(2))
+    with caplog.at_level(logging.WARNING, "xrt"):
+        t, own = (TrainModule(new_layers(h), loss="mse", optimizer=SGD(0.5), engine="host") for h in (how, "own"))
+    assert len(t.variables) == len(own.variables) == 9
+    assert [float(t.step(x, y)) for _ in range(4)] == [float(own.step(x, y)) for _ in range(4)]
+    ends = [sorted(map(bytes, trainer.parameters().values())) for trainer in (t, own)]
+    assert ends[0] == ends[1]
+    said = [r.message for r in caplog.records if "each layer learns its own" in r.message]
+    assert len(said) == (how == "shared")
+    assert all("g (4 layers), z (4 layers)" in m for m in said)
+
+
 # --- numbers ---
 
 

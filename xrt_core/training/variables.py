@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.errors import GradientError, nearest
+from xrt_core.errors import GradientError, OptionError, nearest
 from xrt_core.frontends.numpy_interop import as_array
 from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor, constant
@@ -129,6 +129,59 @@ def _node(node: Node, new: Mapping[Value, Value]) -> Node:
     return node.replace(inputs=inputs, attributes=attributes)
 
 
+def untied(graph: Graph) -> tuple[Graph, dict[str, int]]:
+    """The graph with a constant of its own for each parameter whose elements are all equal, and by name the constants
+    that several parameters read before, and how many.
+
+    Exporters write parameters of equal values, such as the scales, shifts and variances of new layers, as one constant
+    (torch.onnx with dynamo=True), or as an Identity of one (dynamo=False): what is equal by chance is not learnt as
+    one. A matrix that layers share has elements that differ, and stays shared.
+    """
+    new: dict[Value, Value] = {}
+    nodes = []
+    for n in graph.nodes:
+        source, made = (n.inputs[0], n.outputs[0]) if n.op_type == "Identity" and not n.domain else (None, None)
+        if source is not None and made is not None and made not in graph.outputs and _is_uniform(source):
+            new[made] = _copied(source, made.name)
+        else:
+            nodes.append(n)
+    graph = replaced(graph.replace(nodes=nodes), new) if new else graph
+    readers: dict[Value, int] = {}
+    nodes = [_with_own(n, readers) for n in graph.nodes]
+    shared = {v.name: count for v, count in readers.items() if count > 1}
+    return (graph.replace(nodes=nodes) if shared else graph), shared
+
+
+def _with_own(node: Node, readers: dict[Value, int]) -> Node:
+    """A node with constants of its own for parameters that another node reads. readers: how many did so far."""
+    inputs = list(node.inputs)
+    for i, v in enumerate(inputs):
+        if v is None or not _is_uniform(v) or not _reads_parameter(node, i, v):
+            continue
+        readers[v] = readers.get(v, 0) + 1
+        if readers[v] > 1:
+            inputs[i] = _copied(v, f"{v.name}@{node.name or readers[v]}.{i}")
+    return node.replace(inputs=inputs) if inputs != list(node.inputs) else node
+
+
+def _reads_parameter(node: Node, index: int, constant: Value) -> bool:
+    """Whether an input of a node is where a parameter, or a running statistic, stands."""
+    if node.domain:
+        return False
+    if node.op_type in ("Add", "Mul"):  # a bias or a scale
+        return len(constant.shape or ()) == 1 and constant.data is not None and constant.data.size > 1
+    return index in _WEIGHTS.get(node.op_type, ()) or (node.op_type == "BatchNormalization" and index in (3, 4))
+
+
+def _copied(constant: Value, name: str) -> Value:
+    return Value.constant(np.array(constant.data), name)
+
+
+def _is_uniform(value: Value) -> bool:
+    data = value.data
+    return data is not None and bool(data.size) and is_float(data.dtype) and bool((data == data.reshape(-1)[0]).all())
+
+
 def statistics(graph: Graph) -> list[Value]:
     """Return the constants that are running statistics: mean and variance of each BatchNormalization."""
     found: dict[Value, None] = {}
@@ -212,7 +265,7 @@ def trainable(graph: Graph, select: Select = None, running: Collection[Value] = 
     select: a name or pattern (`"encoder.*"`, of `fnmatch`), several, or a function of name and array. Default: those
     with the role of a parameter (`_learnt`); in a graph without weights, all named ones of more than one element.
     Constants that determine shapes are part of the formula, not learnt.
-    Raises GradientError for a name or pattern that no float constant has.
+    Raises GradientError for a name or pattern that no float constant has, OptionError for no names.
     """
     stats = {*running, *statistics(graph), *_shaping(graph)}
     known = dict.fromkeys(all_constants(graph))
@@ -220,6 +273,10 @@ def trainable(graph: Graph, select: Select = None, running: Collection[Value] = 
     if callable(select):
         return [v for v in floats if v.data is not None and select(v.name, v.data)]
     if select is not None:
+        if not isinstance(select, Collection):
+            raise OptionError(
+                f"trainable={select!r}: it takes names or patterns of constants, or a function of name and array"
+            )
         patterns = [select] if isinstance(select, str) else list(select)
         for p in patterns:
             if not any(fnmatchcase(v.name, p) for v in floats):
