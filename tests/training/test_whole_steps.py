@@ -236,6 +236,37 @@ def test_roles_decide_what_is_learnt() -> None:
     assert t.parameters()["b"][0] != 0
 
 
+def test_what_a_weight_is_computed_from_is_learnt() -> None:
+    """Direction and length of a normalised weight, but not the number that keeps the length from 0, nor the scale of a
+    quantised one; a table at constant places."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "v": rng.standard_normal((4, 3)).astype(np.float32), "g": np.full((1, 3), 2, np.float32),
+        "axes": np.array([0]), "epsilon": np.array([1e-6], np.float32), "q": np.ones((3, 3), np.int8),
+        "scale": np.array([0.1, 0.2, 0.3], np.float32),
+    }  # fmt: skip
+    arrays |= {"table": rng.standard_normal((5, 4)).astype(np.float32), "places": np.array([0])}
+    nodes = [
+        helper.make_node("Gather", ["table", "places"], ["p"]),
+        helper.make_node("Add", ["x0", "p"], ["x"]),
+        helper.make_node("ReduceL2", ["v", "axes"], ["l"]),
+        helper.make_node("Add", ["l", "epsilon"], ["m"]),
+        helper.make_node("Div", ["v", "m"], ["d"]),
+        helper.make_node("Mul", ["d", "g"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["u"], axis=1),
+        helper.make_node("MatMul", ["h", "u"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x0", onnx.TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 3])
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(a, n) for n, a in arrays.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    t = TrainModule(model, loss=lambda y: (y * y).mean(), optimizer=SGD(0.1), engine="host")
+    assert sorted(t.variables) == ["g", "table", "v"]
+    t.step(x0=np.ones((2, 4), np.float32))
+    assert not np.array_equal(t.parameters()["g"], arrays["g"])
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [("w", ["w"]), ("w*", ["w", "wt"]), (["shift", "b"], ["b", "shift"]), ("mean", ["mean"])],

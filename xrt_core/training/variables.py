@@ -220,13 +220,15 @@ def _learnt(graph: Graph, candidates: Collection[Value]) -> set[Value]:
     """The constants among `candidates` that have the role of a parameter.
 
     Those of `_WEIGHTS`; a bias or a scale, of one element too, that is combined with what a weight has made, but no
-    number that merely scales it. What is combined with an input alone (a normalising prologue) is none, nor a window
-    of a transform. In a graph of no weights, every constant of more than one element is.
+    number that merely scales it; and what a weight is computed from, where that is constants alone. What is combined
+    with an input alone (a normalising prologue) is none, nor a window of a transform. In a graph of no weights, every
+    constant of more than one element is.
     """
     found: set[Value] = set()
     made: set[Value] = set()  # values that depend on a weight
     products: set[Value] = set()  # and that are the sums of a product, to which a bias is added
     moved: dict[Value, Value] = {}  # a constant in another shape or order -> the constant
+    computed: dict[Value, set[Value]] = {}  # values that only constants make -> those of several elements
     for n in graph.nodes:
         weights = _WEIGHTS.get(n.op_type, ()) if not n.domain else ()
         given = [(i, moved.get(v, v)) for i, v in enumerate(n.inputs) if v is not None]
@@ -234,7 +236,11 @@ def _learnt(graph: Graph, candidates: Collection[Value]) -> set[Value]:
         if moves and given and given[0][1] in candidates and n.outputs[0] is not None:
             moved[n.outputs[0]] = given[0][1]
             continue
+        sources = _sources(n, candidates, computed)
+        if sources is not None:
+            computed.update((v, sources) for v in n.outputs if v is not None)
         own = {v for i, v in given if i in weights and v in candidates}
+        own.update(*(computed[v] for i, v in given if i in weights and v in computed))
         after = any(v in made for _, v in given)
         if after and n.op_type in _COMBINES and not n.domain:
             for _, v in given:
@@ -248,6 +254,19 @@ def _learnt(graph: Graph, candidates: Collection[Value]) -> set[Value]:
         if n.op_type in _PRODUCTS or (moves and any(v in products for _, v in given)):
             products.update(v for v in n.outputs if v is not None)
     return found
+
+
+def _sources(node: Node, candidates: Collection[Value], computed: Mapping[Value, set[Value]]) -> set[Value] | None:
+    """The candidates of several elements that a node's results are computed from, where constants alone make them, as
+    the weight of a layer with weight normalisation is made; None for other nodes. The scales of quantised weights are
+    no such."""
+    given = [v for v in node.inputs if v is not None]
+    if node.domain or node.subgraphs or node.op_type in ("DequantizeLinear", "QuantizeLinear") or not given:
+        return None
+    if not all(v.data is not None or v in computed for v in given):
+        return None
+    found = {v for v in given if v in candidates and v.data is not None and v.data.size > 1}
+    return found.union(*(computed[v] for v in given if v in computed))
 
 
 def _is_parameter(node: Node, constant: Value, sum_of_product: bool) -> bool:
