@@ -267,6 +267,32 @@ def test_what_a_weight_is_computed_from_is_learnt() -> None:
     assert not np.array_equal(t.parameters()["g"], arrays["g"])
 
 
+@pytest.mark.parametrize("reshaped", [True, False])
+def test_the_inner_part_of_a_group_normalisation_is_not_learnt(reshaped: bool) -> None:
+    """As PyTorch's exporters write it: an InstanceNormalization of ones and zeros between two changes of shape. One by
+    itself is learnt."""
+    groups, ones = (2 if reshaped else 4), np.ones(4, np.float32)
+    arrays = {
+        "w": np.eye(4, dtype=np.float32), "one": np.ones(groups, np.float32), "none": np.zeros(groups, np.float32),
+        "apart": np.array([0, 2, 2]), "back": np.array([0, 4, 1]), "scale": ones, "shift": 0 * ones,
+    }  # fmt: skip
+    steps = [("MatMul", ["x", "w"]), ("Unsqueeze", ["axis"]), ("Reshape", ["apart"]),
+             ("InstanceNormalization", ["one", "none"]), ("Reshape", ["back"]), ("Squeeze", ["axis"]),
+             ("Mul", ["scale"]), ("Add", ["shift"])]  # fmt: skip
+    arrays["axis"] = np.array([2])
+    nodes: list[Any] = []
+    for op, others in steps if reshaped else [s for s in steps if s[0] != "Reshape"]:
+        given = others if op == "MatMul" else [nodes[-1].output[0], *others]
+        nodes.append(helper.make_node(op, given, [f"v{len(nodes)}"]))
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info(nodes[-1].output[0], onnx.TensorProto.FLOAT, ["n", 4])
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(a, n) for n, a in arrays.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    t = TrainModule(model, loss="mse", optimizer=SGD(0.1), engine="host")
+    assert sorted(t.variables) == sorted([*([] if reshaped else ["none", "one"]), "scale", "shift", "w"])
+    t.step(x=np.ones((2, 4), np.float32), target=np.ones((2, 4), np.float32))
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [("w", ["w"]), ("w*", ["w", "wt"]), (["shift", "b"], ["b", "shift"]), ("mean", ["mean"])],

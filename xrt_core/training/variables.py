@@ -230,7 +230,7 @@ def _learnt(graph: Graph, candidates: Collection[Value]) -> set[Value]:
     moved: dict[Value, Value] = {}  # a constant in another shape or order -> the constant
     computed: dict[Value, set[Value]] = {}  # values that only constants make -> those of several elements
     for n in graph.nodes:
-        weights = _WEIGHTS.get(n.op_type, ()) if not n.domain else ()
+        weights = _WEIGHTS.get(n.op_type, ()) if not n.domain and not _is_group_norm(graph, n) else ()
         given = [(i, moved.get(v, v)) for i, v in enumerate(n.inputs) if v is not None]
         moves = n.op_type in _MOVES and not n.domain
         if moves and given and given[0][1] in candidates and n.outputs[0] is not None:
@@ -254,6 +254,19 @@ def _learnt(graph: Graph, candidates: Collection[Value]) -> set[Value]:
         if n.op_type in _PRODUCTS or (moves and any(v in products for _, v in given)):
             products.update(v for v in n.outputs if v is not None)
     return found
+
+
+def _is_group_norm(graph: Graph, node: Node) -> bool:
+    """Whether an InstanceNormalization is a part of a group normalisation as exporters write it for earlier opsets:
+    between two changes of shape, with a scale of ones and no shift; the layer's own follow."""
+    if node.op_type != "InstanceNormalization":
+        return False
+    source, made = node.inputs[0], node.outputs[0]
+    if source is None or made is None or source not in graph.producers:
+        return False
+    around = [graph.producers[source], *graph.consumers.get(made, ())]
+    plain = all(_is_uniform(v) for v in node.inputs[1:3] if v is not None)
+    return plain and len(around) > 1 and all(graph.nodes[i].op_type == "Reshape" for i in around)
 
 
 def _sources(node: Node, candidates: Collection[Value], computed: Mapping[Value, set[Value]]) -> set[Value] | None:
