@@ -115,7 +115,8 @@ def test_no_way_from_the_loss() -> None:
 @pytest.mark.parametrize("kind", [SGD, Momentum, Adagrad, Adam, AdamW, LAMB])
 def test_unknown_options_of_optimisers(kind: Any) -> None:
     """They are named, beside what there is."""
-    with pytest.raises(OptionError, match=f"{kind.__name__} has no option 'lr'; it takes .*weight_decay"):
+    said = f"{kind.__name__} has no option 'lr'; it takes .*weight_decay.*PyTorch's lr is learning_rate here"
+    with pytest.raises(OptionError, match=said):
         kind(0.1, lr=0.1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import xrt_core as xrt
 from xrt_core.errors import InputError, OptionError
@@ -90,6 +91,33 @@ def test_dropout_of_a_model_in_training_mode(tmp_path: pathlib.Path) -> None:
     np.testing.assert_allclose(xrt.XRTModule(tmp_path / "m.onnx", engine="host")(X), scores, rtol=1e-5, atol=1e-6)
     same = TrainModule(Dropping(), loss="cross_entropy", optimizer=SGD(0.1), engine="host", dropout=False)
     assert (same.predict(X) == 0).any()
+
+
+def test_batch_normalization_of_a_model_in_training_mode(tmp_path: pathlib.Path) -> None:
+    """Predictions and exports use the running statistics, which training follows; with batch_norm=False all is as the
+    model says."""
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", "s", "b", "mean", "variance"], ["n", "m2", "v2"], training_mode=1),
+        helper.make_node("MatMul", ["n", "w"], ["y"]),
+    ]
+    arrays = {"s": np.ones(4, F), "b": np.full(4, 0.5, F), "mean": np.zeros(4, F), "variance": np.full(4, 2, F)}
+    arrays["w"] = np.random.default_rng(1).standard_normal((4, 2)).astype(F)
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", d]) for n, d in (("x", 4), ("y", 2))]
+    initial = [numpy_helper.from_array(a, n) for n, a in arrays.items()]
+    graph = helper.make_graph(nodes, "bn", info[:1], info[1:], initial)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    t = TrainModule(model, loss="cross_entropy", optimizer=SGD(0.1), engine="host")
+    for _ in range(3):
+        t.step(3 * X + 1, Y)
+    p = t.parameters()
+    assert not np.array_equal(p["mean"], arrays["mean"])
+    want = ((X - p["mean"]) / np.sqrt(p["variance"] + 1e-5) * p["s"] + p["b"]) @ p["w"]
+    np.testing.assert_allclose(t.predict(X), want, rtol=1e-4, atol=1e-5)
+    t.export(tmp_path / "m.onnx")
+    np.testing.assert_allclose(xrt.XRTModule(tmp_path / "m.onnx", engine="host")(X), want, rtol=1e-4, atol=1e-5)
+    same = TrainModule(model, loss="cross_entropy", optimizer=SGD(0.1), engine="host", batch_norm=False)
+    by_batch = ((X - X.mean(0)) / np.sqrt(X.var(0) + 1e-5) + 0.5) @ arrays["w"]
+    np.testing.assert_allclose(same.predict(X), by_batch, rtol=1e-4, atol=1e-5)
 
 
 class OwnLoss(Net):

@@ -236,6 +236,63 @@ def test_roles_decide_what_is_learnt() -> None:
     assert t.parameters()["b"][0] != 0
 
 
+def test_what_a_weight_is_computed_from_is_learnt() -> None:
+    """Direction and length of a normalised weight, but not the number that keeps the length from 0, nor the scale of a
+    quantised one; a table at constant places."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "v": rng.standard_normal((4, 3)).astype(np.float32), "g": np.full((1, 3), 2, np.float32),
+        "axes": np.array([0]), "epsilon": np.array([1e-6], np.float32), "q": np.ones((3, 3), np.int8),
+        "scale": np.array([0.1, 0.2, 0.3], np.float32),
+    }  # fmt: skip
+    arrays |= {"table": rng.standard_normal((5, 4)).astype(np.float32), "places": np.array([0])}
+    nodes = [
+        helper.make_node("Gather", ["table", "places"], ["p"]),
+        helper.make_node("Add", ["x0", "p"], ["x"]),
+        helper.make_node("ReduceL2", ["v", "axes"], ["l"]),
+        helper.make_node("Add", ["l", "epsilon"], ["m"]),
+        helper.make_node("Div", ["v", "m"], ["d"]),
+        helper.make_node("Mul", ["d", "g"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["u"], axis=1),
+        helper.make_node("MatMul", ["h", "u"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x0", onnx.TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 3])
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(a, n) for n, a in arrays.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    t = TrainModule(model, loss=lambda y: (y * y).mean(), optimizer=SGD(0.1), engine="host")
+    assert sorted(t.variables) == ["g", "table", "v"]
+    t.step(x0=np.ones((2, 4), np.float32))
+    assert not np.array_equal(t.parameters()["g"], arrays["g"])
+
+
+@pytest.mark.parametrize("reshaped", [True, False])
+def test_the_inner_part_of_a_group_normalisation_is_not_learnt(reshaped: bool) -> None:
+    """As PyTorch's exporters write it: an InstanceNormalization of ones and zeros between two changes of shape. One by
+    itself is learnt."""
+    groups, ones = (2 if reshaped else 4), np.ones(4, np.float32)
+    arrays = {
+        "w": np.eye(4, dtype=np.float32), "one": np.ones(groups, np.float32), "none": np.zeros(groups, np.float32),
+        "apart": np.array([0, 2, 2]), "back": np.array([0, 4, 1]), "scale": ones, "shift": 0 * ones,
+    }  # fmt: skip
+    steps = [("MatMul", ["x", "w"]), ("Unsqueeze", ["axis"]), ("Reshape", ["apart"]),
+             ("InstanceNormalization", ["one", "none"]), ("Reshape", ["back"]), ("Squeeze", ["axis"]),
+             ("Mul", ["scale"]), ("Add", ["shift"])]  # fmt: skip
+    arrays["axis"] = np.array([2])
+    nodes: list[Any] = []
+    for op, others in steps if reshaped else [s for s in steps if s[0] != "Reshape"]:
+        given = others if op == "MatMul" else [nodes[-1].output[0], *others]
+        nodes.append(helper.make_node(op, given, [f"v{len(nodes)}"]))
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info(nodes[-1].output[0], onnx.TensorProto.FLOAT, ["n", 4])
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(a, n) for n, a in arrays.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    t = TrainModule(model, loss="mse", optimizer=SGD(0.1), engine="host")
+    assert sorted(t.variables) == sorted([*([] if reshaped else ["none", "one"]), "scale", "shift", "w"])
+    t.step(x=np.ones((2, 4), np.float32), target=np.ones((2, 4), np.float32))
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [("w", ["w"]), ("w*", ["w", "wt"]), (["shift", "b"], ["b", "shift"]), ("mean", ["mean"])],
@@ -246,6 +303,50 @@ def test_patterns_choose(given: Any, expected: list[str]) -> None:
     assert sorted(t.variables) == expected
     with pytest.raises(GradientError, match="no float constant 'nothing\\*'"):
         TrainModule(regression(), loss=0, optimizer=SGD(0.1), engine="host", trainable="nothing*")
+
+
+def new_layers(how: str) -> Any:
+    """Two new layers, normalised by their batches, and a matrix that both multiply by. how: their scales, shifts,
+    means and variances are "own" constants, an "identity" of the first one, or "shared" with it, as exporters write
+    what is equal."""
+    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    arrays = {"g": ones, "z": zeros, "w": np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)}
+    names = [["g", "z", "mean0", "variance0"], ["g1", "z1", "mean1", "variance1"]]
+    nodes, x = [], "x"
+    for row in names:
+        for n in row:
+            source = "g" if n[0] in "gv" else "z"
+            if how == "own":
+                arrays[n] = arrays[source].copy()
+            elif n != source and how == "identity":
+                nodes.append(helper.make_node("Identity", [source], [n]))
+        own = [("g" if n[0] in "gv" else "z") for n in row] if how == "shared" else row
+        k = len(nodes)
+        nodes.append(helper.make_node("BatchNormalization", [x, *own], [f"n{k}"], f"norm{k}"))
+        nodes.append(helper.make_node("MatMul", [f"n{k}", "w"], [f"m{k}"], f"product{k}"))
+        nodes.append(helper.make_node("Tanh", [f"m{k}"], [x := f"t{k}"]))
+    out = helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, ["n", 4])
+    entry = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 4])
+    initial = [numpy_helper.from_array(a, n) for n, a in arrays.items()]
+    return helper.make_model(
+        helper.make_graph(nodes, "new", [entry], [out], initial), opset_imports=[helper.make_opsetid("", 18)]
+    )
+
+
+@pytest.mark.parametrize("how", ["identity", "shared"])
+def test_what_is_equal_by_chance_is_not_learnt_as_one(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of constants of equal elements each layer has its own, as if the exporter had written them; matrices stay one."""
+    rng = np.random.default_rng(1)
+    x, y = (rng.standard_normal((6, 4)).astype(np.float32) for _ in range(2))
+    with caplog.at_level(logging.WARNING, "xrt"):
+        t, own = (TrainModule(new_layers(h), loss="mse", optimizer=SGD(0.5), engine="host") for h in (how, "own"))
+    assert len(t.variables) == len(own.variables) == 9
+    assert [float(t.step(x, y)) for _ in range(4)] == [float(own.step(x, y)) for _ in range(4)]
+    ends = [sorted(map(bytes, trainer.parameters().values())) for trainer in (t, own)]
+    assert ends[0] == ends[1]
+    said = [r.message for r in caplog.records if "each layer learns its own" in r.message]
+    assert len(said) == (how == "shared")
+    assert all("g (4 layers), z (4 layers)" in m for m in said)
 
 
 # --- numbers ---

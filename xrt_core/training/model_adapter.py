@@ -30,6 +30,7 @@ from xrt_core.training.variables import (
     replaced,
     statistics,
     trainable,
+    untied,
 )
 
 log = logging.getLogger("xrt")
@@ -87,7 +88,14 @@ class FixedModel:
             from xrt_core.frontends.onnx_import import import_model
 
             model = import_model(model)
-        model = bind_defaults(model)  # initializers that are inputs as well, as in files of IR 3, are constants here
+        # initializers that are inputs as well, as in files of IR 3, are constants here
+        model, shared = untied(bind_defaults(model))
+        if shared:
+            log.warning(
+                "%s: parameters whose elements are all equal are one constant for several layers, as exporters write "
+                "those of new layers; each layer learns its own: %s",
+                model.name, ", ".join(f"{n} ({count} layers)" for n, count in [*shared.items()][:4]),
+            )  # fmt: skip
         self.graph = self.model = cast(Graph, model)
         self.name = model.name
         running = statistics(model) if batch_norm else []

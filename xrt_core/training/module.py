@@ -941,7 +941,8 @@ class TrainModule(GuardedModule):
 
     def export(self, path: str | os.PathLike[str], *, opset: int | None = None, average: bool = False) -> None:
         """Write the trained model as an ONNX file, for the lowest opset that has all its operators, or a given one.
-        average: with the running means of the variables, see `parameters`. Dropout is written as in inference.
+        average: with the running means of the variables, see `parameters`. Dropout and BatchNormalization are
+        written as in inference.
 
         The file of an `xrt.Graph` takes batches of any size where `build` records the same for another size; inputs
         that only a loss reads, by `backward()`, stay out. Raises ExportError if it cannot be written.
@@ -949,7 +950,9 @@ class TrainModule(GuardedModule):
         from xrt_core.frontends.onnx_export import save, with_opset
 
         graph = self._source.exported(self._parameters(average))
-        save(with_opset(in_inference(graph) if self._dropout else graph, opset), path)
+        if self._recipe is not None:
+            graph = in_inference(graph, self._recipe)
+        save(with_opset(graph, opset), path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainModule:
         """Return a module of its own with a copy of the state; it compiles its own steps."""

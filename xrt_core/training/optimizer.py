@@ -64,7 +64,7 @@ class Optimizer(ABC):
         if unknown:
             known, name = list(_options(type(self))), next(iter(unknown))
             raise OptionError(
-                f"{type(self).__name__} has no option {name!r}; it takes {', '.join(known)}{nearest(name, known)}"
+                f"{type(self).__name__} has no option {name!r}; it takes {', '.join(known)}{_meant(name, known)}"
             )
         if not callable(learning_rate):
             _within("learning_rate", learning_rate, 0.0)
@@ -189,11 +189,23 @@ def _group(pattern: str, given: Mapping[str, Any]) -> dict[str, Any]:
         elif name not in ("learning_rate", "weight_decay"):
             raise OptionError(
                 f"groups: {pattern!r} has the option {name!r}; it takes learning_rate, weight_decay, clip_norm and "
-                "clip_value"
+                f"clip_value{_meant(name, ('learning_rate', 'weight_decay', 'clip_norm', 'clip_value'))}"
             )
         elif not callable(given[name]):
             _within(f"{name} of {pattern!r}", given[name], 0.0)
     return dict(given)
+
+
+_ELSEWHERE: Final = {"lr": ("learning_rate",), "eps": ("epsilon",), "betas": ("beta1", "beta2")}
+"""PyTorch's names of options."""
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """What an unknown option may be meant for, as the end of a message."""
+    names = _ELSEWHERE.get(name, ())
+    if names and all(n in known for n in names):
+        return f"; PyTorch's {name} is {' and '.join(names)} here"
+    return nearest(name, known)
 
 
 def _limit(name: str, value: Any) -> None:

@@ -208,14 +208,24 @@ def training_graph(
     return StepGraph(graph, tuple(reads), tuple(writes), index_ranges(graph), tuple(shown))
 
 
-def in_inference(graph: Graph) -> Graph:
-    """The graph with Dropout as in inference, also where its nodes ask for training."""
-    return graph.replace(
-        nodes=[
-            n.replace(inputs=n.inputs[:2]) if n.op_type == "Dropout" and not n.domain and n.version >= 12 else n
-            for n in graph.nodes
-        ]
-    )
+def in_inference(graph: Graph, recipe: Recipe) -> Graph:
+    """The graph with Dropout and BatchNormalization as in inference, also where its nodes ask for training: those whose
+    mode is the recipe's affair, of which BatchNormalization with running statistics that it follows."""
+    running = {v.name for v in recipe.variables if not v.trained} if recipe.batch_norm else set()
+    read = {v for n in graph.nodes for v in n.uses()} | set(graph.outputs)
+
+    def form(n: Node) -> Node:
+        if n.domain:
+            return n
+        if n.op_type == "Dropout" and n.version >= 12 and recipe.dropout:
+            return n.replace(inputs=n.inputs[:2])
+        if n.op_type == "BatchNormalization" and n.attributes.get("training_mode"):
+            own = {v.name for v in n.inputs[3:5] if v is not None}
+            if own <= running and not read.intersection(n.outputs[1:]):
+                return n.replace(outputs=n.outputs[:1], attributes={**n.attributes, "training_mode": 0})
+        return n
+
+    return graph.replace(nodes=[form(n) for n in graph.nodes])
 
 
 def evaluation_graph(forward: Graph, extra: Mapping[str, TensorType], recipe: Recipe, with_loss: bool) -> StepGraph:
@@ -224,7 +234,7 @@ def evaluation_graph(forward: Graph, extra: Mapping[str, TensorType], recipe: Re
     Its inputs: those of the model, those that only the loss reads (`extra`), the variables; its outputs: with_loss the
     loss, then those of the model.
     """
-    forward = in_inference(forward) if recipe.dropout else forward
+    forward = in_inference(forward, recipe)
     tracer = Tracer(forward.name or "model", {})
     tracer.reserve(v.name for n in forward.nodes for v in (*n.inputs, *n.outputs) if v is not None)
     tracer.reserve(n.name for n in forward.nodes)

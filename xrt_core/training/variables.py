@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.errors import GradientError, nearest
+from xrt_core.errors import GradientError, OptionError, nearest
 from xrt_core.frontends.numpy_interop import as_array
 from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor, constant
@@ -129,6 +129,59 @@ def _node(node: Node, new: Mapping[Value, Value]) -> Node:
     return node.replace(inputs=inputs, attributes=attributes)
 
 
+def untied(graph: Graph) -> tuple[Graph, dict[str, int]]:
+    """The graph with a constant of its own for each parameter whose elements are all equal, and by name the constants
+    that several parameters read before, and how many.
+
+    Exporters write parameters of equal values, such as the scales, shifts and variances of new layers, as one constant
+    (torch.onnx with dynamo=True), or as an Identity of one (dynamo=False): what is equal by chance is not learnt as
+    one. A matrix that layers share has elements that differ, and stays shared.
+    """
+    new: dict[Value, Value] = {}
+    nodes = []
+    for n in graph.nodes:
+        source, made = (n.inputs[0], n.outputs[0]) if n.op_type == "Identity" and not n.domain else (None, None)
+        if source is not None and made is not None and made not in graph.outputs and _is_uniform(source):
+            new[made] = _copied(source, made.name)
+        else:
+            nodes.append(n)
+    graph = replaced(graph.replace(nodes=nodes), new) if new else graph
+    readers: dict[Value, int] = {}
+    nodes = [_with_own(n, readers) for n in graph.nodes]
+    shared = {v.name: count for v, count in readers.items() if count > 1}
+    return (graph.replace(nodes=nodes) if shared else graph), shared
+
+
+def _with_own(node: Node, readers: dict[Value, int]) -> Node:
+    """A node with constants of its own for parameters that another node reads. readers: how many did so far."""
+    inputs = list(node.inputs)
+    for i, v in enumerate(inputs):
+        if v is None or not _is_uniform(v) or not _reads_parameter(node, i, v):
+            continue
+        readers[v] = readers.get(v, 0) + 1
+        if readers[v] > 1:
+            inputs[i] = _copied(v, f"{v.name}@{node.name or readers[v]}.{i}")
+    return node.replace(inputs=inputs) if inputs != list(node.inputs) else node
+
+
+def _reads_parameter(node: Node, index: int, constant: Value) -> bool:
+    """Whether an input of a node is where a parameter, or a running statistic, stands."""
+    if node.domain:
+        return False
+    if node.op_type in ("Add", "Mul"):  # a bias or a scale
+        return len(constant.shape or ()) == 1 and constant.data is not None and constant.data.size > 1
+    return index in _WEIGHTS.get(node.op_type, ()) or (node.op_type == "BatchNormalization" and index in (3, 4))
+
+
+def _copied(constant: Value, name: str) -> Value:
+    return Value.constant(np.array(constant.data), name)
+
+
+def _is_uniform(value: Value) -> bool:
+    data = value.data
+    return data is not None and bool(data.size) and is_float(data.dtype) and bool((data == data.reshape(-1)[0]).all())
+
+
 def statistics(graph: Graph) -> list[Value]:
     """Return the constants that are running statistics: mean and variance of each BatchNormalization."""
     found: dict[Value, None] = {}
@@ -167,21 +220,27 @@ def _learnt(graph: Graph, candidates: Collection[Value]) -> set[Value]:
     """The constants among `candidates` that have the role of a parameter.
 
     Those of `_WEIGHTS`; a bias or a scale, of one element too, that is combined with what a weight has made, but no
-    number that merely scales it. What is combined with an input alone (a normalising prologue) is none, nor a window
-    of a transform. In a graph of no weights, every constant of more than one element is.
+    number that merely scales it; and what a weight is computed from, where that is constants alone. What is combined
+    with an input alone (a normalising prologue) is none, nor a window of a transform. In a graph of no weights, every
+    constant of more than one element is.
     """
     found: set[Value] = set()
     made: set[Value] = set()  # values that depend on a weight
     products: set[Value] = set()  # and that are the sums of a product, to which a bias is added
     moved: dict[Value, Value] = {}  # a constant in another shape or order -> the constant
+    computed: dict[Value, set[Value]] = {}  # values that only constants make -> those of several elements
     for n in graph.nodes:
-        weights = _WEIGHTS.get(n.op_type, ()) if not n.domain else ()
+        weights = _WEIGHTS.get(n.op_type, ()) if not n.domain and not _is_group_norm(graph, n) else ()
         given = [(i, moved.get(v, v)) for i, v in enumerate(n.inputs) if v is not None]
         moves = n.op_type in _MOVES and not n.domain
         if moves and given and given[0][1] in candidates and n.outputs[0] is not None:
             moved[n.outputs[0]] = given[0][1]
             continue
+        sources = _sources(n, candidates, computed)
+        if sources is not None:
+            computed.update((v, sources) for v in n.outputs if v is not None)
         own = {v for i, v in given if i in weights and v in candidates}
+        own.update(*(computed[v] for i, v in given if i in weights and v in computed))
         after = any(v in made for _, v in given)
         if after and n.op_type in _COMBINES and not n.domain:
             for _, v in given:
@@ -195,6 +254,32 @@ def _learnt(graph: Graph, candidates: Collection[Value]) -> set[Value]:
         if n.op_type in _PRODUCTS or (moves and any(v in products for _, v in given)):
             products.update(v for v in n.outputs if v is not None)
     return found
+
+
+def _is_group_norm(graph: Graph, node: Node) -> bool:
+    """Whether an InstanceNormalization is a part of a group normalisation as exporters write it for earlier opsets:
+    between two changes of shape, with a scale of ones and no shift; the layer's own follow."""
+    if node.op_type != "InstanceNormalization":
+        return False
+    source, made = node.inputs[0], node.outputs[0]
+    if source is None or made is None or source not in graph.producers:
+        return False
+    around = [graph.producers[source], *graph.consumers.get(made, ())]
+    plain = all(_is_uniform(v) for v in node.inputs[1:3] if v is not None)
+    return plain and len(around) > 1 and all(graph.nodes[i].op_type == "Reshape" for i in around)
+
+
+def _sources(node: Node, candidates: Collection[Value], computed: Mapping[Value, set[Value]]) -> set[Value] | None:
+    """The candidates of several elements that a node's results are computed from, where constants alone make them, as
+    the weight of a layer with weight normalisation is made; None for other nodes. The scales of quantised weights are
+    no such."""
+    given = [v for v in node.inputs if v is not None]
+    if node.domain or node.subgraphs or node.op_type in ("DequantizeLinear", "QuantizeLinear") or not given:
+        return None
+    if not all(v.data is not None or v in computed for v in given):
+        return None
+    found = {v for v in given if v in candidates and v.data is not None and v.data.size > 1}
+    return found.union(*(computed[v] for v in given if v in computed))
 
 
 def _is_parameter(node: Node, constant: Value, sum_of_product: bool) -> bool:
@@ -212,7 +297,7 @@ def trainable(graph: Graph, select: Select = None, running: Collection[Value] = 
     select: a name or pattern (`"encoder.*"`, of `fnmatch`), several, or a function of name and array. Default: those
     with the role of a parameter (`_learnt`); in a graph without weights, all named ones of more than one element.
     Constants that determine shapes are part of the formula, not learnt.
-    Raises GradientError for a name or pattern that no float constant has.
+    Raises GradientError for a name or pattern that no float constant has, OptionError for no names.
     """
     stats = {*running, *statistics(graph), *_shaping(graph)}
     known = dict.fromkeys(all_constants(graph))
@@ -220,6 +305,10 @@ def trainable(graph: Graph, select: Select = None, running: Collection[Value] = 
     if callable(select):
         return [v for v in floats if v.data is not None and select(v.name, v.data)]
     if select is not None:
+        if not isinstance(select, Collection):
+            raise OptionError(
+                f"trainable={select!r}: it takes names or patterns of constants, or a function of name and array"
+            )
         patterns = [select] if isinstance(select, str) else list(select)
         for p in patterns:
             if not any(fnmatchcase(v.name, p) for v in floats):
