@@ -143,9 +143,11 @@ class Buckets:
         self._declared = _declared(graph, declared)
         self._symbols = {} if self._declared is None else _symbols(self._declared)
         self._beside, self._fits = beside, fits
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_making = False  # a bucket, beside a larger one
         self._seen: list[dict[str, int]] = []
         self._refused: dict[Hashable, str] = {}
+        self._none: set[Hashable] = set()  # sizes for which no bucket is made beside others
         self._bound: dict[Hashable, None] = {}
         self._wasted = 0.0  # seconds of calls, by their share of padding, since a bucket was made
         self._cost = USUAL_SECONDS
@@ -177,16 +179,12 @@ class Buckets:
                     wanted: Mapping[str, int] | None = {}
                 else:
                     wanted = self._own(*found) if is_lost else self._worthwhile(sizes)
-                made = None if wanted is None else self._new(sizes, wanted)
-                if made is None:
-                    if self._has_earned:
-                        self._wasted = 0.0
+                if wanted is None or _sizes_key(wanted or sizes) in self._none:
+                    self._make_none()
                 else:  # the larger one serves until it is ready
-                    bucket = made[0]
-                    bucket.ready = False
-                    full = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(bucket.form.buckets), strict=True)]
-                    behind = bucket, bucket.form.pad(full, bucket.form.buckets)
-                    threading.Thread(target=self._prepare, args=behind, name="xrt-bucket").start()
+                    self._is_making = True
+                    beside = sizes, wanted, [np.array(a) for a in arrays]
+                    threading.Thread(target=self._make_beside, args=beside, name="xrt-bucket").start()
             return found
 
     def prepare(self, bucket: Bucket, arrays: Sequence[np.ndarray], at_once: bool) -> None:
@@ -196,14 +194,31 @@ class Buckets:
         if at_once or bucket.inner.is_final:
             self._cost = max(LEAST_SECONDS, time.perf_counter() - start)
 
-    def _prepare(self, bucket: Bucket, arrays: Sequence[np.ndarray]) -> None:
-        """Compile a bucket beside the larger one that serves meanwhile."""
+    def _make_beside(self, sizes: dict[str, int], wanted: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None:
+        """Make and compile a bucket beside the larger one that serves meanwhile."""
         try:
-            self.prepare(bucket, arrays, True)
-        except Exception as e:  # a call with these sizes would raise it to its caller; the larger bucket does not
-            bucket.failed = f"{type(e).__name__}: {e}"
-        bucket.ready = True
-        self.generation += 1
+            made = self._new(sizes, wanted, ready=False)
+            if made is None:
+                if len(self._none) >= MAX_BOUND:
+                    self._none.clear()
+                self._none.add(_sizes_key(wanted or sizes))
+                self._make_none()
+                return
+            bucket = made[0]
+            try:
+                full = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(bucket.form.buckets), strict=True)]
+                self.prepare(bucket, bucket.form.pad(full, bucket.form.buckets), True)
+            except Exception as e:  # a call with these sizes would raise it to its caller; the larger bucket does not
+                bucket.failed = f"{type(e).__name__}: {e}"
+            bucket.ready = True
+        finally:
+            self._is_making = False
+            self.generation += 1
+
+    def _make_none(self) -> None:
+        """Forget the padding of calls that should have earned a bucket: there is none to be had."""
+        if self._has_earned:
+            self._wasted = 0.0
 
     def wants_another(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one, or it
@@ -343,7 +358,7 @@ class Buckets:
     @property
     def _is_free(self) -> bool:
         """Whether a bucket may be made beside others, and none is being made."""
-        return self._beside and all(b.ready for b in self.buckets)
+        return self._beside and not self._is_making
 
     def _may_make(self) -> bool:
         if not self._is_free:  # one after the other
@@ -382,10 +397,13 @@ class Buckets:
         return {s: int(n) for s, n in zip(symbols, candidates[best], strict=True)}
 
     def _new(
-        self, sizes: dict[str, int], wanted: Mapping[str, int] = MappingProxyType({})
+        self, sizes: dict[str, int], wanted: Mapping[str, int] = MappingProxyType({}), ready: bool = True
     ) -> tuple[Bucket, dict[str, int]] | None:
-        """A new bucket, for these sizes unless others are `wanted`; None where padding is refused."""
-        fixed, same = self._family(sizes)
+        """A new bucket, for these sizes unless others are `wanted`; None where padding is refused. ready: whether calls
+        may use it at once."""
+        with self._lock:
+            fixed, same = self._family(sizes)
+            seen_sizes = list(self._seen)
         symbols = sorted(set(same.values()))
         family = (tuple(sorted(fixed.items())), tuple(sorted(same.items())))
         if not symbols or family in self._refused:
@@ -396,7 +414,7 @@ class Buckets:
             rounded = {s: self._in_limits(s, wanted[s], wanted[s]) for s in symbols}
         else:
             hull = dict(own)
-            for seen in self._seen if self._explicit is None else ():
+            for seen in seen_sizes if self._explicit is None else ():
                 for s, n in seen.items():
                     if s in same:
                         hull[same[s]] = max(hull[same[s]], n)
@@ -418,23 +436,26 @@ class Buckets:
                 self._refused[family] = reason
             self._events.emit("padding.refused", level=logging.INFO, model=self._graph.name, reason=reason)
             return None
-        same_sizes = (b for b in self.buckets if b.form.buckets == form.buckets)
-        if any(b.same == same and b.fixed == fixed for b in same_sizes) or (
-            not wanted and form.why_not(own) is not None
-        ):
-            return None
-        self._wasted = 0.0
-        lower = {
-            s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
-            for s, n in form.buckets.items()
-        }
-        made = Bucket(form, self._make(form.graph), fixed, same, lower, used=time.monotonic())
-        while self.buckets and not self._fits([b.inner for b in self.buckets]):
-            oldest = min(self.buckets, key=lambda b: b.used)
-            self.buckets.remove(oldest)
-            oldest.failed = "it was dropped, as others took its memory"
-            oldest.inner.forget(oldest.failed)
-        self.buckets.append(made)
+        inner = self._make(form.graph)
+        with self._lock:
+            same_sizes = (b for b in self.buckets if b.form.buckets == form.buckets)
+            if any(b.same == same and b.fixed == fixed for b in same_sizes) or (
+                not wanted and form.why_not(own) is not None
+            ):
+                return None
+            self._wasted = 0.0
+            lower = {
+                s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
+                for s, n in form.buckets.items()
+            }
+            made = Bucket(form, inner, fixed, same, lower, used=time.monotonic(), ready=ready)
+            while self.buckets and not self._fits([b.inner for b in self.buckets]):
+                oldest = min(self.buckets, key=lambda b: b.used)
+                self.buckets.remove(oldest)
+                oldest.failed = "it was dropped, as others took its memory"
+                oldest.inner.forget(oldest.failed)
+                self._none.clear()
+            self.buckets.append(made)
         self._events.emit(
             "padding.bucket", level=logging.INFO, seconds=time.perf_counter() - start, model=self._graph.name,
             bucket=str(made),
@@ -511,6 +532,10 @@ class Buckets:
                 if not difference.is_right:
                     return f"result {i} for {at}: {difference.reason}"
         return ""
+
+
+def _sizes_key(sizes: Mapping[str, int]) -> Hashable:
+    return tuple(sorted(sizes.items()))
 
 
 def edges(buckets: Mapping[str, int], lower: Mapping[str, int]) -> list[dict[str, int]]:
