@@ -131,3 +131,10 @@ def test_documentation_holds_the_table() -> None:
     assert page.partition("\n## ")[0] == core_table(), cure
     if {s.owner.partition(" ")[0] for s in declared.switches().values()} == {"xrt-tensorrt", "xrt-xla"}:
         assert page == as_markdown(), cure
+
+
+def test_a_sharding_needs_a_mesh() -> None:
+    """How tensors lie on a mesh that is not there is no setting to pass over in silence."""
+    with pytest.raises(OptionError, match=r"sharding='auto' .* and there is none: give mesh="):
+        resolve({"sharding": "auto"}, {})
+    assert resolve({"sharding": "auto"}, {"XRT_MESH": "data=2"}).sharding == "auto"
