@@ -55,8 +55,8 @@ def resolve(keywords: Mapping[str, Any] | None = None, environ: Mapping[str, str
         )
     if options.sharding is not None and options.mesh is None:
         raise OptionError(
-            f"sharding={options.sharding!r} ({options.source('sharding')}) says how tensors lie on a mesh, and there is "
-            "none: give mesh={'data': 2} too, or set XRT_MESH"
+            f"sharding={options.sharding!r} ({options.source('sharding')}) says how tensors lie on a mesh, and there "
+            "is none: give mesh={'data': 2} too, or set XRT_MESH"
         )
     _check_precision(options)
     return options
