@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from xrt_core.cache import disk as disk_module
 from xrt_core.cache.archive import export_entries, import_entries
 from xrt_core.cache.disk import DiskCache, FileDigests, Hit, Miss, check_entry, read_blob, read_manifest, write_entry
 from xrt_core.cache.key import CacheKey
@@ -40,6 +39,7 @@ from xrt_core.files import MOST_NESTED, decode, decompress, encode, reading, sto
 from xrt_core.frontends.onnx_file import map_file
 from xrt_core.guard import ipc
 from xrt_core.guard.capability import Answers
+from xrt_core.ir import file_backed
 from xrt_core.ir.function import SIZE, digest
 from xrt_core.module import XRTModule
 from xrt_core.quantization.ranges import Ranges, find_ranges
@@ -516,7 +516,7 @@ def test_tensors_of_a_checkpoint_cover_its_bytes_once(
 
 def test_remembered_digests(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests of weights that make no sense are forgotten."""
-    monkeypatch.setattr(disk_module, "_SETTLED", -1e18)  # as if the file had been there for long
+    monkeypatch.setattr(file_backed, "_SETTLED", -1e18)  # as if the file had been there for long
     path = tmp_path / "w"
     np.arange(10_000, dtype=np.float32).tofile(path)
     array = np.frombuffer(map_file(path), np.float32)

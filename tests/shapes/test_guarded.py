@@ -255,3 +255,11 @@ def test_a_build_that_has_not_begun_never_does(pool: worker_pool.WorkerPool) -> 
     pool.submit(last)
     assert last.done.wait(60)
     assert tested.FirstWaits.compilations == 0
+
+
+def test_explain_after_a_preparation_in_the_background() -> None:
+    """Of a model whose declared sizes are symbols, before its first call."""
+    m = module(product(), "plain", **IN_PROCESS | {"guard_async": True})
+    m.prepare(rows(7), background=True)
+    m.wait()
+    assert m.explain().engine_node_count == 2

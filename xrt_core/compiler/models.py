@@ -317,9 +317,10 @@ class CompiledGraph:
     def begin(self, arrays: Sequence[Any]) -> None:
         """Start compiling for the signature of these arguments in the background; nothing is run in this thread."""
         checked = self.checked(arrays)
-        plan = self.plans.entry_for(checked).plan
-        if isinstance(plan, BaselinePlan):
-            plan.begin(checked)
+        entry = self.plans.entry_for(checked)
+        self._last, self._last_padded = entry, None
+        if isinstance(entry.plan, BaselinePlan):
+            entry.plan.begin(checked)
 
     def live(self, arrays: Sequence[Any]) -> LiveCall | None:
         """Return what answers arguments like these on engines now; None where the host would, or a compilation is due.
