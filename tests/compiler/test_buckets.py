@@ -155,6 +155,29 @@ def test_no_call_is_next_to_nothing_but_padding(
     assert len(engine.compiled) == 3
 
 
+def test_a_bucket_that_cannot_be_made_beside_another(
+    engine: FakeEngine, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The larger one serves; it is told once, and not tried again in each call."""
+    m, tried = module_of(graph), []
+
+    def broken(*given: Any) -> Any:
+        tried.append(given)
+        raise ZeroDivisionError("in the background")
+
+    for b, s in ((1, 7), (4, 200)):
+        agree(m, graph, b, s)
+    before = len(buckets_of(m))
+    monkeypatch.setattr(buckets, "pad_graph", broken)
+    for _ in range(6):
+        agree(m, graph, 1, 3)
+        for t in threading.enumerate():
+            if t.name == "xrt-bucket":
+                t.join()
+    assert len(buckets_of(m)) == before
+    assert 1 <= len(tried) <= 2
+
+
 def test_few_buckets_at_first(engine: FakeEngine) -> None:
     """However sizes vary, no more than a dozen executables are made until time wasted on padding has earned others."""
     g = Builder(np.random.default_rng(0))

@@ -197,7 +197,11 @@ class Buckets:
     def _make_beside(self, sizes: dict[str, int], wanted: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None:
         """Make and compile a bucket beside the larger one that serves meanwhile."""
         try:
-            made = self._new(sizes, wanted, ready=False)
+            try:
+                made = self._new(sizes, wanted, ready=False)
+            except Exception as e:  # in this thread nobody would hear of it; the larger bucket serves
+                made, why = None, f"{type(e).__name__}: {e}"
+                self._events.emit("padding.refused", level=logging.WARNING, model=self._graph.name, reason=why)
             if made is None:
                 if len(self._none) >= MAX_BOUND:
                     self._none.clear()
@@ -224,7 +228,7 @@ class Buckets:
         """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one, or it
         is next to nothing but padding."""
         if self._is_lost(bucket, sizes):
-            return self._is_free
+            return self._is_free and _sizes_key(self._own(bucket, sizes)) not in self._none
         return self._has_earned and not self._good(bucket, sizes) and self._may_make()
 
     @property

@@ -89,7 +89,8 @@ def test_elements_that_differ() -> None:
 
 
 def test_special_functions_in_float64() -> None:
-    """Against torch eager; Bessel functions to 1e-6 of the largest, as torch's own are no better."""
+    """Against torch eager; Bessel functions to 1e-6 of the largest, Airy's to 1e-5, as torch's own are no better:
+    its Airy is up to 2e-4 off between -10 and 10 by scipy, ours 2e-8."""
     for operator, function in special_functions.decompositions().items():
         name = str(operator)
         if "zeta" in name:  # of two arguments: test_translations.py
