@@ -108,6 +108,13 @@ def _group_normalisation(node: Node) -> str | None:
     return "onnxruntime computes GroupNormalization of float64 in float32" if wide else None
 
 
+def _gelu(node: Node) -> str | None:
+    x = _input(node, 0)
+    approximate = node.attributes.get("approximate", "none") == "tanh"
+    wide = approximate and x is not None and x.dtype == np.float64
+    return "onnxruntime computes Gelu of float64 by tanh in float32" if wide else None
+
+
 def _windows(node: Node) -> str | None:
     for v in (*node.inputs[:2], *node.outputs[:1]):
         if v is not None and v.shape is not None and 0 in v.shape:
@@ -176,6 +183,7 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "MaxUnpool": _max_unpool,
         "Resize": _resize,
         "ConvInteger": _conv_integer,
+        "Gelu": _gelu,
         "GroupNormalization": _group_normalisation,
         "MatMul": _matrix_product,
         "MeanVarianceNormalization": _mean_variance,
