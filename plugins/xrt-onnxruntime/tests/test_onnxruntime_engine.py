@@ -280,17 +280,20 @@ def test_sums_of_integers_are_exact(op: str, attributes: Any, numbers: np.ndarra
     assert np.ravel(m(numbers)).tolist() == [expected]
 
 
-def test_gelu_has_the_digits_of_its_type() -> None:
-    """The library computes that of float64 by tanh in float32."""
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"), [("Gelu", 1, {"approximate": "tanh"}), ("Attention", 3, {"scale": 0.3})]
+)
+def test_results_have_the_digits_of_float64(op: str, inputs: int, attributes: Any) -> None:
+    """The library computes some of them in float32."""
     from xrt_core import XRTModule
     from xrt_core.ir.graph import Graph
 
-    x, y = _value("x", np.dtype(np.float64), 5), Value("y")
-    node = Node("Gelu", [x], [y], {"approximate": "tanh"}, version=20, name="n")
-    m = XRTModule(Graph([x], [y], [node], opsets={"": 20}), engine="onnxruntime", guard=False, prune=False)
-    a = np.linspace(-3, 3, 5)
-    want = 0.5 * a * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
-    np.testing.assert_allclose(m(a), want, rtol=1e-12, atol=0)
+    given, y = [_value(f"x{i}", np.dtype(np.float64), 1, 2, 3, 4) for i in range(inputs)], Value("y")
+    node = Node(op, given, [y], attributes, version=since_version(op, "", 23), name="n")
+    graph = Graph(given, [y], [node], opsets={"": 23})
+    arrays = [np.linspace(-3, 3 + i, 24).reshape(1, 2, 3, 4) for i in range(inputs)]
+    m = XRTModule(graph, engine="onnxruntime", guard=False, prune=False)
+    np.testing.assert_allclose(m(*arrays), XRTModule(graph, engine="host")(*arrays), rtol=1e-12, atol=1e-14)
 
 
 def test_casts_to_scales_are_refused() -> None:

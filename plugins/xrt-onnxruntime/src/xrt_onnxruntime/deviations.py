@@ -44,6 +44,8 @@ def _attention(node: Node) -> str | None:
     query = _input(node, 0)
     if query is not None and query.dtype == np.float16:
         return "onnxruntime's Attention of float16 is less exact than ONNX's backend tests ask for"
+    if query is not None and query.dtype == np.float64:
+        return "onnxruntime's Attention of float64 has the digits of float32"
     if len(node.outputs) > 3 and node.outputs[3] is not None and node.attributes.get("is_causal", 0):
         return "onnxruntime gives another qk_matmul_output of causal Attention"
     if _input(node, 6) is not None:
