@@ -30,7 +30,7 @@ def test_defaults() -> None:
     options = resolve({}, {})
 
     assert options == Options()
-    assert (options.minimum_nodes, options.maximum_nodes, options.strict) == (1, HUGE, True)
+    assert (options.minimum_nodes, options.maximum_nodes, options.strict_clustering) == (1, HUGE, True)
     assert {options.source(n) for n in TABLE} == {"default"}
 
 
@@ -43,7 +43,7 @@ def test_keyword_over_config_over_environment() -> None:
     assert resolve({}, env).switch("use_xla_jit") is True
     assert resolve({}, env).source("use_xla_jit") == "xrt.config.use_xla_jit"
     both = resolve({"use_xla_jit": False, "minimum_nodes": 5}, env)
-    assert (both.switch("use_xla_jit"), both.minimum_nodes, both.strict) == (False, 5, False)
+    assert (both.switch("use_xla_jit"), both.minimum_nodes, both.strict_clustering) == (False, 5, False)
     assert both.source("use_xla_jit") == "keyword use_xla_jit="
 
 
@@ -67,7 +67,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ("engine", "xla", ("xla",)),
         ("engine", ["tensorrt", "xla"], ("tensorrt", "xla")),
         ("minimum_nodes", np.int64(4), 4),
-        ("strict", np.bool_(False), False),
+        ("strict_clustering", np.bool_(False), False),
         ("device", "cuda:1", "cuda:1"),
         ("guard", False, False), ("guard", True, True), ("guard_memory", "2G", 2 << 30),
         ("constant_fold_limit", 0, 0),
@@ -83,7 +83,8 @@ def test_values_are_cleaned(name: str, value: Any, clean: Any) -> None:
     [
         ("engine", []), ("engine", ["xla", "xla"]), ("engine", ["host", "xla"]), ("engine", 3), ("engine", [3]),
         ("phase", "test"), ("phase", ["train"]), ("device", "GPU 0"), ("device", "cuda:x"), ("device", 0),
-        ("use_xla_jit", "yes"), ("use_tensorrt", 1), ("strict", None), ("minimum_nodes", 0), ("minimum_nodes", True),
+        ("use_xla_jit", "yes"), ("use_tensorrt", 1), ("strict_clustering", None), ("strict", "yes"),
+        ("minimum_nodes", 0), ("minimum_nodes", True), ("custom_op_libraries", 3), ("custom_op_libraries", [""]),
         ("minimum_nodes", 2.0), ("maximum_nodes", 1 << 70), ("cache_size", 0), ("threads", -1), ("guard", 1),
         ("constant_fold_limit", -1), ("max_batch_size", "8"), ("verify", "1"),
     ],

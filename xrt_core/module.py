@@ -78,7 +78,7 @@ class XRTModule(GuardedModule):
         calibration: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        from xrt_core.compiler.models import ImportedModel, is_traced, quantised, read_model
+        from xrt_core.compiler.models import ImportedModel, is_traced, quantised, read_model, settle_operators
         from xrt_core.compiler.tiering import pipeline_for
         from xrt_core.compiler.traced import TracedModel
         from xrt_core.engine import engines as process_engines
@@ -105,7 +105,9 @@ class XRTModule(GuardedModule):
         if saved is None and is_traced(model):
             self._source = TracedModel(model, self._pipeline, shapes)
         else:
-            graph = saved.graph if saved is not None else quantised(read_model(model, example), self._pipeline)
+            graph = saved.graph if saved is not None else read_model(model, example)
+            settle_operators(graph, self.options)
+            graph = graph if saved is not None else quantised(graph, self._pipeline)
             self._source = ImportedModel(graph, self._pipeline, shapes)
         if calibration is not None and self.options.accuracy is None:
             raise InputError("calibration is for accuracy=, which says how far results may be off")

@@ -74,10 +74,10 @@ def test_run_writes_a_timeline(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.
 
 def test_run_passes_engines_and_options(xrt: Xrt, model: pathlib.Path) -> None:
     """--engine and --option reach the module as clean keywords."""
-    done = xrt("run", model, "-e", "tensorrt", "-e", "xla", "-o", "minimum_nodes=4", "-o", "strict=off")
+    done = xrt("run", model, "-e", "tensorrt", "-e", "xla", "-o", "minimum_nodes=4", "-o", "strict_clustering=off")
 
     assert done.exit_code == 0, done.output
-    assert FakeModule.made == (model, {"minimum_nodes": 4, "strict": False, "engine": ["tensorrt", "xla"]})
+    assert FakeModule.made == (model, {"minimum_nodes": 4, "strict_clustering": False, "engine": ["tensorrt", "xla"]})
 
 
 def test_run_reads_and_writes_npz(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -179,7 +179,7 @@ def test_doctor(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt_core.compiler.passes._plugin_passes", {("fuse", "pkg"): "its module is broken"})
     done = xrt("doctor")
     assert done.exit_code == 1
-    assert "problem: option 'strict' cannot be 'maybe' (from environment variable FLAGS_" in done.stdout
+    assert "problem: option 'strict_clustering' cannot be 'maybe' (from environment variable FLAGS_" in done.stdout
     assert "XRT_DISABLE_PLUGINS names 'ghost', which is not installed" in done.stdout
     assert "problem: pass fuse of a plugin is left out: its module is broken" in done.stdout
 
@@ -188,7 +188,7 @@ def test_doctor(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
     ("domain", "remedy"),
     [
         ("com.microsoft", "define it by xrt.custom_op('com.microsoft::Fresh')"),
-        ("ai.onnx.contrib", "pip install onnxruntime-extensions, whose library xrt_onnxruntime.register_custom_ops"),
+        ("ai.onnx.contrib", "pip install onnxruntime-extensions, whose library the option custom_op_libraries takes"),
         ("com.acme", "install a package that has its operators, or define it by xrt.custom_op('com.acme::Fresh')"),
     ],
 )

@@ -51,7 +51,7 @@ def test_any_partition(g: RandomGraph, seed: int, share: int, size: dict[str, in
     with fake_engine() as first, fake_engine(SecondEngine) as second:
         first.takes, second.takes = chosen(seed, share), chosen(seed + 1, share)
         names = ["fake", "second"] if two else ["fake"]
-        options: dict[str, Any] = {"engine": names, "strict": strict, **size}
+        options: dict[str, Any] = {"engine": names, "strict_clustering": strict, **size}
         module, twin = XRTModule(g.graph, **options), XRTModule(g.graph, **options)
         got = results_of(module, g)
         assert_same(got, wanted, 1e-5, 1e-6)

@@ -21,7 +21,7 @@ from xrt_core.errors import (
 )
 from xrt_core.frontends.custom_op import CustomOp
 from xrt_core.ir.schema import find_schema, schema_of_onnx
-from xrt_core.training import gradients
+from xrt_core.training import TrainModule, gradients
 
 X = np.array([-2.0, -0.5, 1.0, 3.0], np.float32)
 
@@ -230,9 +230,11 @@ def test_an_operator_that_nobody_defines() -> None:
 
 
 def test_at_once() -> None:
-    """`unknown_operators="error"` names every one of them when the module is made."""
+    """`strict=True` names every one of them when the module is made."""
     with pytest.raises(ModelLoadError, match=r"node 'it': operator Unheard is of the unknown domain 'com.acme'"):
-        xrt.XRTModule(dead(model("Unheard")), engine="host", unknown_operators="error")
+        xrt.XRTModule(dead(model("Unheard")), engine="host", strict=True)
+    with pytest.raises(ModelLoadError, match=r"node 'it': operator Unheard is of the unknown domain 'com.acme'"):
+        TrainModule(dead(model("Unheard")), engine="host", strict=True)
 
 
 def dead(m: Any) -> Any:

@@ -15,6 +15,7 @@ from tests.frontends.onnx_models import ATTR, N, info, model
 from tests.profiles import examples
 from xrt_core.engine.onnx_bridge import onnx_model
 from xrt_core.errors import ModelLoadError
+from xrt_core.frontends import onnx_wire
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.frontends.onnx_lists import packed, read_list
 from xrt_core.frontends.onnx_wire import Weights
@@ -75,6 +76,25 @@ def test_protobuf_gets_no_long_list(name: str) -> None:
     assert weights.count == 1
     found = attribute(raw)
     assert isinstance(found, LongList)
+
+
+def test_the_lists_of_a_large_node_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By threads, with what is left to protobuf between them; each place in the file once."""
+    many = {f"a{i}": v for i, v in enumerate(LISTS.values())}
+    p = proto(**many, z="text")
+    raw = p.SerializeToString()
+    seen = []
+
+    def reading(number: int, view: memoryview) -> Any:
+        seen.append(view.nbytes)
+        return read_list(number, view)
+
+    monkeypatch.setattr(onnx_wire, "read_list", reading)
+    monkeypatch.setattr(onnx_wire, "_MANY", 1 << 10)
+    (node,) = import_model(raw).nodes
+    assert len(seen) == len(set(seen)) == len(LISTS)
+    for name, values in many.items():
+        assert tuple(node.attributes[name]) == tuple(values)
 
 
 @examples(60)
@@ -139,7 +159,7 @@ def test_packed_lists(few: list[int], whole: bool) -> None:
     """A field that holds the whole list, each integer in as many bytes as it needs or all in as many as the longest."""
     values = [v if whole else abs(v) >> 1 for v in few] * (LONG // len(few) + 1)
     minimal = b"".join(_varint(v & ((1 << 64) - 1)) for v in values)
-    longest = packed(LongList("ints", np.array(values)))
+    longest = b"".join(packed(LongList("ints", np.array(values))) or ())
     for content in (b"\x42" + _varint(len(minimal)) + minimal, longest):
         assert content is not None
         found = read_list(8, memoryview(bytes(content) + b"\xa0\x01\x07"))

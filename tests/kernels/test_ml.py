@@ -12,6 +12,7 @@ import pytest
 from xrt_core import XRTModule
 from xrt_core.errors import InputError, XRTError
 from xrt_core.host.executor import host_kernel, run_node
+from xrt_core.ir import tree_tables
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.long_list import LongList
@@ -192,6 +193,33 @@ def test_tables_name_the_tree_that_is_not_there(long: bool) -> None:
         fault = ml_attribute_fault("TreeEnsembleRegressor", values)
         assert fault is not None
         assert message in fault
+
+
+def test_large_ensembles_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that finds is what all tables together say; whatever is wrong or unusual is left to them."""
+    monkeypatch.setattr(tree_tables, "_HELD", 0)
+    monkeypatch.setattr(tree_tables, "_PART", 16)
+    rng = np.random.default_rng(3)
+    a = _trees(rng, ["BRANCH_LEQ"], 6, lambda tree: [tree % 2])
+    tables: dict[str, Any] = {k: LongList.of(v) for k, v in a.items()}
+    assert tree_tables._facts_by_parts("TreeEnsembleRegressor", tables) is not None
+    looked_at = 0
+    for _ in range(600):
+        name = rng.choice(list(a))
+        values = list(a[name])
+        i = int(rng.integers(len(values)))
+        if name == "nodes_modes":
+            values[i] = str(rng.choice(["LEAF", "BRANCH_LEQ", "BRANCH_GT", "MEMBER", "OTHER"]))
+        elif isinstance(values[i], int):
+            values[i] += int(rng.integers(-3, 4))
+        if rng.random() < 0.1:
+            values.pop(i)
+        changed = {**tables, name: LongList.of(values)}
+        found = tree_tables._facts_by_parts("TreeEnsembleRegressor", changed)
+        if found is not None:
+            looked_at += 1
+            assert found == tree_tables._columns("TreeEnsembleRegressor", changed).check()
+    assert 100 < looked_at < 500
 
 
 @pytest.mark.nightly

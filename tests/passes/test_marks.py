@@ -328,7 +328,7 @@ def test_a_consumer_waits_only_when_strict_is_off(engines: Any) -> None:
     g = graph_of([x], [c, h], nodes)
     waits = {}
     for strict in (True, False):
-        m = XRTModule(g, engine="fake", strict=strict)
+        m = XRTModule(g, engine="fake", strict_clustering=strict)
         m(X)
         partitioned = m.partitioned()
         place = next(i for i, n in enumerate(partitioned.nodes) if n.op_type == "Exp")

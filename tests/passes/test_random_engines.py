@@ -200,7 +200,7 @@ def check_results(g: RandomGraph, seed: int, share: list[int], options: dict[str
             assert set(engine_of) <= {p.removeprefix("name:") for p in marks}
 
 
-size = st.sampled_from([{}, {"minimum_nodes": 2}, {"maximum_nodes": 2}, {"strict": False}, {"prune": True}])
+size = st.sampled_from([{}, {"minimum_nodes": 2}, {"maximum_nodes": 2}, {"strict_clustering": False}, {"prune": True}])
 
 
 @pytest.mark.slow

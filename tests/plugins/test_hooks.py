@@ -475,7 +475,7 @@ def test_an_operator_set_that_is_wrong(installed: pathlib.Path, old: str, new: s
     assert old in OPERATORS
     add_plugin(installed, "xrt-acme", OPERATORS.replace(old, new), {"xrt.operators": "com.acme"})
     with pytest.raises(ModelLoadError, match="domain 'com.acme', whose plugin cannot be used"):
-        xrt.XRTModule(relu_model("com.acme", "Leaky", 2), engine="host", unknown_operators="error")
+        xrt.XRTModule(relu_model("com.acme", "Leaky", 2), engine="host", strict=True)
     assert message in said()
     assert xrt.import_model(relu_model())
 
@@ -651,7 +651,7 @@ def test_two_packages_of_one_domain(installed: pathlib.Path) -> None:
     add_plugin(installed, "xrt-acme", OPERATORS, {"xrt.operators": "com.acme"})
     add_plugin(installed, "xrt-rival", OPERATORS, {"xrt.operators": "com.acme"})
     with pytest.raises(ModelLoadError, match="named twice in xrt.operators: by xrt-acme 1.0 and xrt-rival 1.0"):
-        xrt.XRTModule(relu_model("com.acme", "Leaky", 2), engine="host", unknown_operators="error")
+        xrt.XRTModule(relu_model("com.acme", "Leaky", 2), engine="host", strict=True)
 
 
 def test_two_packages_of_one_section(installed: pathlib.Path) -> None:

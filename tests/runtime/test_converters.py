@@ -147,7 +147,7 @@ def test_an_engines_own_arrays(registered: list[tuple[str, str]]) -> None:
         x, a, b, y = f32("x"), f32("a"), f32("b"), f32("y")
         host = node("Tanh", [a], [b])
         g = graph_of([x], [y, b], [node("Neg", [x], [a]), host, node("Neg", [a], [y])])
-        m = XRTModule(g, engine="fake", strict=True)
+        m = XRTModule(g, engine="fake", strict_clustering=True)
         for _ in range(2):
             twice, middle = m(X)
             np.testing.assert_array_equal(twice, X)

@@ -25,9 +25,11 @@ from xrt_core.errors import InputError, ModelLoadError, describe, nearest
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.estimators import is_estimator, onnx_of
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
-from xrt_core.ir.schema import undefined_operator
+from xrt_core.ir.operator_libraries import open_libraries
+from xrt_core.ir.schema import domain_versions, undefined_operator
 from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
+from xrt_core.options import Options
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import from_numpy, is_array, plain_arrays, texts_of, to_numpy
 from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
@@ -517,8 +519,6 @@ class ImportedModel:
                     f"shapes: unknown input {unknown[0]!r}; the model takes {input_list(graph.inputs)}{hint}"
                 )
         self.shapes = shapes
-        if pipeline.options.unknown_operators == "error":
-            check_operators(graph)
         self.output_names = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
         self.caller = self.plain = CompiledGraph(bind_defaults(graph), pipeline, shapes)
         self._graph = graph
@@ -641,13 +641,24 @@ def read_model(model: Any, example: Any = None) -> Graph:
     return import_model(model, example=example)
 
 
-def check_operators(graph: Graph) -> None:
-    """Raise ModelLoadError if nobody here defines the operator of a node; names every such operator."""
-    found = {
-        (n.domain, n.op_type): f"node {n.name!r}: {why}" for n in every_node(graph) if (why := undefined_operator(n))
-    }
-    if found:
-        raise ModelLoadError("; ".join(found.values()))
+def settle_operators(graph: Graph, options: Options) -> None:
+    """Make known the operators of a model that the libraries of the option `custom_op_libraries` have.
+
+    With `strict`, raise ModelLoadError, which names them all, where nobody defines the operators of a model. Raises
+    what `open_libraries` does.
+    """
+    if options.custom_op_libraries:
+        known = domain_versions()
+        foreign = {(n.domain, n.op_type) for n in every_node(graph) if n.domain not in known}
+        open_libraries(options.custom_op_libraries, foreign)
+    if options.strict:
+        found = {
+            (n.domain, n.op_type): f"node {n.name!r}: {why}"
+            for n in every_node(graph)
+            if (why := undefined_operator(n))
+        }
+        if found:
+            raise ModelLoadError("; ".join(found.values()))
 
 
 def quantised(graph: Graph, pipeline: Pipeline) -> Graph:

@@ -219,7 +219,7 @@ def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
         marks,
         minimum_nodes=options.minimum_nodes,
         maximum_nodes=options.maximum_nodes,
-        strict=options.strict,
+        strict=options.strict_clustering,
         merge_updates=options.merge_updates,
         costs=lambda device: costs_for(is_host(device), context.host_on_device),
         prune=options.prune,

@@ -69,15 +69,15 @@ def _unpacked(number: int, raw: np.ndarray) -> tuple[LongList, int] | None:
     return None if len(ints) < LONG else (LongList("ints", ints), start + size)
 
 
-def packed(values: LongList) -> bytes | memoryview | None:
-    """The field or fields of a list; None for texts that were read from no file."""
+def packed(values: LongList) -> tuple[bytes | memoryview, ...] | None:
+    """The field or fields of a list, in pieces; None for texts that were read from no file."""
     if values.kind == "strings":
-        return values.wire
+        return None if values.wire is None else (values.wire,)
     if values.kind == "floats":
         content = values.array.astype("<f4", copy=False).data.cast("B")
-        return b"".join((field_head(7, len(content)), content))
+        return field_head(7, len(content)), content
     content = _varints(values.array).data.cast("B")
-    return b"".join((field_head(8, len(content)), content))
+    return field_head(8, len(content)), content
 
 
 def _varints(values: np.ndarray) -> np.ndarray:
@@ -87,12 +87,16 @@ def _varints(values: np.ndarray) -> np.ndarray:
         size = -(-max(int(values.max()).bit_length(), 1) // 7)
     if size == 1:
         return values.view(np.uint8)
-    dtype = np.int16 if size == 2 else np.int32 if size <= 4 else np.uint64
-    left: Any = values.astype(np.int64).view(np.uint64) if size > 4 else values.astype(dtype, copy=False)
     found = np.empty((len(values), size), np.uint8)
-    for k in range(size):
-        part = left >> (7 * k)
-        found[:, k] = part & 0x7F if k == size - 1 else (part & 0x7F) | 0x80
+    for start in range(0, len(values), _PART):
+        part, into = values[start : start + _PART], found[start : start + _PART]
+        if size == 2:  # both bytes as one number
+            np.bitwise_or((part & 0x7F) | 0x80, (part << 1) & 0x7F00, out=into.view("<i2")[:, 0])
+            continue
+        left: Any = part.astype(np.int64).view(np.uint64) if size > 4 else part
+        for k in range(size):
+            into[:, k] = (left >> (7 * k)) & 0x7F
+        into[:, :-1] |= 0x80
     return found
 
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 THRESHOLD: Final = 1024
 """Tensors of fewer bytes are left to protobuf."""
 
+_MANY: Final = 1 << 22
+"""Bytes of a node from which on the lists of its attributes are read by `_READERS` threads."""
+_READERS: Final = 2
+
 _MAX_DEPTH: Final = 100  # protobuf's own limit
 
 # message -> field number -> message of that field; only what can hold a tensor
@@ -60,6 +64,7 @@ class Weights:
         self.key = secrets.token_hex(16)  # random per file, so that a file cannot contain a forged marker
         self.count = 0
         self._lists: list[LongList] = []
+        self._ahead: dict[int, tuple[LongList, int] | None] = {}  # by place in the file
 
     def strip(self) -> bytes:
         """Return the model's bytes with a marker in place of every large tensor's data and every long list.
@@ -92,6 +97,8 @@ class Weights:
             return self._tensor(start, end, out)
         if depth > _MAX_DEPTH:
             raise ModelLoadError(f"the model nests graphs more than {_MAX_DEPTH} messages deep; it cannot be read")
+        if kind == "node" and end - start >= _MANY:
+            self._read_ahead(start, end)
         inside = _MESSAGES[kind]
         kept = pos = start
         written = 0
@@ -119,11 +126,30 @@ class Weights:
         out.append(self.buffer[kept:end])
         return written + end - kept
 
+    def _read_ahead(self, start: int, end: int) -> None:
+        """Read the lists of the attributes of a large node by several threads."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        lists, pos = [], start
+        while pos < end:
+            number, wire, body, stop = _field(self.buffer, pos, end)
+            is_large = wire == 2 and number in _MESSAGES["node"] and stop - body >= THRESHOLD
+            while is_large and body < stop:
+                inner, _, _, after = _field(self.buffer, body, stop)
+                if inner in _LISTS:
+                    lists.append((inner, body, stop))
+                    break
+                body = after
+            pos = stop
+        with ThreadPoolExecutor(_READERS, "xrt-lists") as pool:
+            found = pool.map(lambda row: read_list(row[0], self.buffer[row[1] : row[2]]), lists)
+            self._ahead = dict(zip((at for _, at, _ in lists), found, strict=True))
+
     def _list(self, number: int, start: int, end: int) -> int:
         """Read the list of an attribute that starts at `start`; returns its bytes, 0 if it is left to protobuf."""
         if end - start < 2 * LONG:
             return 0
-        found = read_list(number, self.buffer[start:end])
+        found = self._ahead.pop(start) if start in self._ahead else read_list(number, self.buffer[start:end])
         if found is None:
             return 0
         values, size = found
@@ -211,7 +237,7 @@ class LongLists:
             if kind == "attribute" and number == _MARKED:
                 content = packed(self._written[int(raw[at + len(self._key) + 1 : stop])])
                 assert content is not None
-                inner, size = [content], len(content)
+                inner, size = list(content), sum(map(len, content))
             else:
                 inner = []
                 size = self._message(_MESSAGES[kind][number], view, raw, body, stop, inner)

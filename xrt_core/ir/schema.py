@@ -47,7 +47,7 @@ DIALECT_VERSION: Final = 1
 
 PROVIDERS: Final[Mapping[str, str]] = MappingProxyType({
     "com.microsoft": "pip install xrt-contrib",
-    "ai.onnx.contrib": "pip install onnxruntime-extensions, whose library xrt_onnxruntime.register_custom_ops takes "
+    "ai.onnx.contrib": "pip install onnxruntime-extensions, whose library the option custom_op_libraries takes "
     "(docs/operators.md)",
 })  # fmt: skip
 """Domains of other projects -> how to get their operators, for messages."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -116,13 +116,7 @@ def tree_facts(op_type: str, attributes: Mapping[str, Attribute]) -> TreeFacts:
     with _lock:
         found = _known.get(key)
     if found is None:
-        try:
-            columns = _columns(op_type, attributes)
-            facts = columns.check()
-        except ValueError as e:
-            found = _Known(attributes, str(e), None)
-        else:
-            found = _Known(attributes, facts, _tables(columns, facts) if len(columns.modes) <= _HELD else None)
+        found = _examined(op_type, attributes)
         with _lock:
             _known[key] = found
             while len(_known) > _REMEMBERED:
@@ -130,6 +124,18 @@ def tree_facts(op_type: str, attributes: Mapping[str, Attribute]) -> TreeFacts:
     if isinstance(found.facts, str):
         raise ValueError(found.facts)
     return found.facts
+
+
+def _examined(op_type: str, attributes: Mapping[str, Attribute]) -> _Known:
+    facts = None if op_type == "TreeEnsemble" else _facts_by_parts(op_type, attributes)
+    if facts is not None:
+        return _Known(attributes, facts, None)
+    try:
+        columns = _columns(op_type, attributes)
+        facts = columns.check()
+    except ValueError as e:
+        return _Known(attributes, str(e), None)
+    return _Known(attributes, facts, _tables(columns, facts) if len(columns.modes) <= _HELD else None)
 
 
 def tree_tables(op_type: str, attributes: Mapping[str, Attribute]) -> TreeTables:
@@ -143,6 +149,94 @@ def tree_tables(op_type: str, attributes: Mapping[str, Attribute]) -> TreeTables
         return found.tables
     columns = _columns(op_type, attributes)
     return _tables(columns, columns.check())
+
+
+_PART: Final = 1 << 15
+"""Nodes that are looked at together: what is made of them stays in a core's cache."""
+
+
+def _facts_by_parts(op_type: str, attributes: Mapping[str, Attribute]) -> TreeFacts | None:
+    """As `_Columns.check`, for a large ensemble of version 1 or 3 as converters write it, without copies of its tables:
+    each tree's nodes stand together, are counted from 0 and lead to later ones, so that there is no cycle.
+
+    None for any other, and for one that is wrong, of which `_read` says what.
+    """
+    names = attributes.get("nodes_modes")
+    if not isinstance(names, LongList) or len(names) <= _HELD or not set(names.texts) <= {*_MODES} - {"MEMBER"}:
+        return None
+    count, prefix = len(names), "class" if op_type == "TreeEnsembleClassifier" else "target"
+    trees, nodes, features, yes, no = (
+        _numbers(attributes, f"nodes_{n}", np.int64)
+        for n in ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")
+    )
+    sizes = {a.size for a in (trees, nodes, features, yes, no, _numbers(attributes, "nodes_values", np.float32))}
+    missing = _numbers(attributes, "nodes_missing_value_tracks_true", np.int64)
+    leaf_trees, leaf_nodes, ids = (
+        _numbers(attributes, f"{prefix}_{n}", np.int64) for n in ("treeids", "nodeids", "ids")
+    )
+    weights = _numbers(attributes, f"{prefix}_weights", np.float32)
+    if sizes != {count} or missing.size not in (0, count):
+        return None
+    if {a.size for a in (leaf_trees, leaf_nodes, ids)} != {weights.size}:
+        return None
+    firsts = np.concatenate([[0], np.flatnonzero(trees[1:] != trees[:-1]) + 1])
+    lengths, numbers = np.diff(np.append(firsts, count)), trees[firsts].astype(np.int64)
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low >= _SPAN or len(np.unique(numbers)) != len(numbers):
+        return None
+    is_inner = names.array != (names.texts.index("LEAF") if "LEAF" in names.texts else len(names.texts))
+    used = _inner_nodes_fit(firsts, lengths, nodes, (yes, no), features, is_inner)
+    if used is None:
+        return None
+    start, length = np.zeros((2, high - low + 1), np.int64)
+    start[numbers - low], length[numbers - low] = firsts, lengths
+    given = 0
+    for i in range(0, weights.size, _PART):
+        part = slice(i, i + _PART)
+        tree, node, target = leaf_trees[part].astype(np.int64), leaf_nodes[part], ids[part]
+        if int(tree.min()) < low or int(tree.max()) > high or int(node.min()) < 0:
+            return None
+        tree -= low
+        if not (node < length[tree]).all():
+            return None
+        kept = target[~is_inner[start[tree] + node]]  # a weight at an inner node is never reached
+        if kept.size:
+            if int(kept.min()) < 0:
+                return None
+            given = max(given, int(kept.max()) + 1)
+    return TreeFacts(used, given)
+
+
+def _inner_nodes_fit(
+    firsts: np.ndarray,
+    lengths: np.ndarray,
+    nodes: np.ndarray,
+    children: Sequence[np.ndarray],
+    features: np.ndarray,
+    is_inner: np.ndarray,
+) -> int | None:
+    """How many features the inner nodes ask for; None where a tree is not as `_facts_by_parts` says. firsts, lengths:
+    [trees]."""
+    used, tree = 0, 0
+    while tree < len(firsts):
+        last = max(int(np.searchsorted(firsts, firsts[tree] + _PART)), tree + 1)
+        size = lengths[tree:last]
+        part = slice(int(firsts[tree]), int(firsts[last - 1] + lengths[last - 1]))
+        number = np.arange(part.stop - part.start) - np.repeat(firsts[tree:last] - part.start, size)
+        if not (nodes[part] == number).all():
+            return None
+        size, inner = np.repeat(size, size), is_inner[part]
+        for child in children:
+            to = child[part]
+            if not (((to > number) & (to < size)) | ~inner).all():
+                return None
+        read = features[part][inner]
+        if read.size:
+            if int(read.min()) < 0:
+                return None
+            used = max(used, int(read.max()) + 1)
+        tree = last
+    return used
 
 
 def _columns(op_type: str, attributes: Mapping[str, Attribute]) -> _Columns:

@@ -171,6 +171,18 @@ PLACE = Kind(
     _accept_place,
     lambda text: _accept_place(text.strip()),
 )
+
+
+def _accept_libraries(value: Any) -> tuple[str, ...]:
+    paths = (value,) if isinstance(value, str | os.PathLike) else tuple(value)
+    return tuple(dict.fromkeys(map(_accept_place, paths)))
+
+
+LIBRARIES = Kind(
+    f"the path of a library, or a list of such paths (as text: paths with {os.pathsep!r} between them)",
+    _accept_libraries,
+    lambda text: _accept_libraries([part.strip() for part in text.split(os.pathsep)]),
+)
 _BYTES_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 

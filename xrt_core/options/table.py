@@ -25,6 +25,7 @@ from xrt_core.options.kinds import (
     FLAG,
     FOLDER,
     HUGE,
+    LIBRARIES,
     MARKS,
     MESH,
     PLACE,
@@ -108,11 +109,18 @@ class Options:
         "that compile in advance (`xrt.warmup`, `prepare`, a saved module), and for their tests.",
         "XRT_FORBID_COMPILATION",
     )
-    unknown_operators: Literal["defer", "error"] = _option(
-        "defer",
-        choice("defer", "error"),
-        "What of a model with operators that no installed package defines: an error where such a node would have to "
-        "run, or at once, when the module is made.",
+    strict: bool = _option(
+        False,
+        FLAG,
+        "A model with operators that nobody here defines is an error when the module is made, which names them all; "
+        "otherwise where such a node would have to run (docs/operators.md).",
+        "XRT_STRICT",
+    )
+    custom_op_libraries: tuple[str, ...] = _option(
+        (),
+        LIBRARIES,
+        "Libraries of compiled operators, of an engine's own kind, that the model's nodes need: these run there "
+        "(docs/operators.md).",
     )
     # One, not a larger number: the count of nodes says little about the work in them (a model may be one Attention or
     # Conv node), and a Launch of one node costs a few microseconds. Who knows their graph better raises it.
@@ -122,7 +130,7 @@ class Options:
     maximum_nodes: int = _option(
         HUGE, integer(1), "Clusters do not grow beyond this many nodes.", "FLAGS_clustering_maximum_nodes"
     )
-    strict: bool = _option(
+    strict_clustering: bool = _option(
         True, FLAG, "Folding must not delay any node outside the cluster.", "FLAGS_strict_clustering"
     )
     merge_updates: bool = _option(

@@ -12,6 +12,7 @@ entry points imports nothing.
 
     group            name of the entry point      imported when                                hook
     xrt.engines      the engine's name            the engine takes part or is listed           xrt_engines
+    xrt.engines      any                          option `custom_op_libraries` is given        xrt_open_operators
     xrt.operators    the domain of the operators  a model has an operator of the domain        xrt_operators
     xrt.devices      the kind of device           that kind is asked for                       xrt_device_kinds
     xrt.frontends    any                          a model is given that XRT does not know      xrt_import_model
@@ -41,7 +42,7 @@ Before you add a hook: it needs a caller in the core, and every plugin may rely 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import pluggy
@@ -80,6 +81,20 @@ class Specification:
         kernel it is replaced by its lowering. Sets of another domain than the entry point's name are left out. An
         exception, or a set that breaks these rules, leaves the domain unknown; the error about a model that uses it
         says why.
+        """
+
+    @hookspec
+    def xrt_open_operators(self, library: str, operators: Collection[tuple[str, str]]) -> Iterable[Any] | None:
+        """The operators of a library that the program names by its path.
+
+        :param library: the path, of a file that is there, as the option `custom_op_libraries` says.
+        :param operators: domain and name of the model's operators that are not of ONNX.
+
+        Called for each such library and model, plugin after plugin in the order of their names, until one knows it.
+
+        The result is an `OperatorSet` for each domain of these in which the library has operators, whose `find` knows
+        those that it has and no others; or None for a library of another kind. They stay known in the process. An
+        XRTError goes to the user, any other exception as a PluginError.
         """
 
     @hookspec

@@ -18,6 +18,7 @@ import numpy as np
 
 from xrt_core.cache.lru import LRU
 from xrt_core.compiler.guarded import GuardedModule
+from xrt_core.compiler.models import settle_operators
 from xrt_core.compiler.passes import expand, lowering
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.services import build_services
@@ -209,6 +210,8 @@ class TrainModule(GuardedModule):
             if isinstance(model, TracedGraph)
             else FixedModel(model, trainable, batch_norm)
         )
+        if isinstance(self._source, FixedModel):
+            settle_operators(self._source.graph, resolved)
         self._source.on_mesh = resolved.mesh is not None
         self._loss = loss_of(loss, self._source.output_names, output, loss_options or {})
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)

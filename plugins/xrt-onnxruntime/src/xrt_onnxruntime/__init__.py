@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -16,6 +16,7 @@ from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.graph import Node
 
 if TYPE_CHECKING:
+    from xrt_core.ir.operator_set import OperatorSet
     from xrt_onnxruntime.compiler import OnnxRuntimeCompiler
     from xrt_onnxruntime.custom_ops import CustomOps
 
@@ -109,6 +110,17 @@ def register_custom_ops(library: str | os.PathLike[str], domain: str, version: i
 def xrt_engines() -> list[type[Engine]]:
     """The engine of this package."""
     return [OnnxRuntimeEngine]
+
+
+@hookimpl
+def xrt_open_operators(library: str, operators: Collection[tuple[str, str]]) -> list[OperatorSet]:
+    """What a custom-operator library of ONNX Runtime has of these."""
+    status = _probe()
+    if not status.available:
+        raise EngineUnavailableError(f"custom operators of {library!r}: {status.reason}; {status.remedy}")
+    from xrt_onnxruntime import custom_ops
+
+    return custom_ops.open_operators(library, operators)
 
 
 @functools.cache

@@ -46,6 +46,7 @@ CONSTANTS: Final = "constants.bin"
 _SOURCE: Final = re.compile(r"/\S+\.(?:cc|h):\d+ .*?\) ?(?:const )?")  # "/path/file.cc:12 function signature "
 _PROVIDER: Final = "CPUExecutionProvider"
 _FATAL_ONLY: Final = 4
+_UNREGISTERED: Final = "is not a registered function/op"
 _NEEDED: Final = ("add_external_initializers", "add_external_initializers_from_files_in_memory")
 _NATIVE: Final = frozenset("?bBhHiIlLqQefd")  # NumPy types that the binding takes and gives by itself
 
@@ -122,6 +123,18 @@ class NodeSession:
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The results, NumPy arrays."""
         return list(self._session.run(None, dict(feeds)))
+
+
+def has_operator(library: str, model: bytes) -> bool:
+    """Whether the operator of a model of one node is of a custom-operator library, and none of ONNX Runtime's own."""
+    said = refusal(model)
+    if said is None or _UNREGISTERED not in said:
+        return False
+    try:
+        NodeSession(model, library)
+    except Exception as e:  # where it knows the operator, the node's types may be other ones than it takes
+        return _UNREGISTERED not in str(e)
+    return True
 
 
 def why_no_library(path: str) -> str:

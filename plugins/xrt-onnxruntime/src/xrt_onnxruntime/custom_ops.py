@@ -1,14 +1,15 @@
 """Operators of an ONNX Runtime custom-operator library, such as onnxruntime-extensions: their nodes run there.
 
-The library says nothing of its operators until a model has one, so the domain is open: each operator that is asked for
-is one with a kernel that runs a session of the one node, on the host's side, between the clusters of engines.
+The library says nothing of its operators until a model has one, so the domain is open: it is asked about each one by a
+model of that node. Its kernel runs a session of the one node, on the host's side, between the clusters of engines.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,7 +22,12 @@ from xrt_core.ir.schema import OutputTypes, open_schema, schema_type
 from xrt_core.ir.types import TensorType
 from xrt_onnxruntime import _toolkit
 
+if TYPE_CHECKING:
+    from onnx import GraphProto
+
 _SESSIONS: Final = 512
+_FIRST: Final = 1
+"""The version of a domain that its operators are of, where nothing else is said."""
 _STATIC: Final = "it runs in a custom-operator library of ONNX Runtime"
 
 
@@ -33,13 +39,20 @@ class CustomOps:
         self.domain = domain
         self.version = version
 
+    @property
+    def operators(self) -> OperatorSet:
+        """The open set of the domain."""
+        return OperatorSet(self.domain, self.version, (), self.operator)
+
     @hookimpl
     def xrt_operators(self) -> list[OperatorSet]:
-        """The open set of the domain."""
-        return [OperatorSet(self.domain, self.version, (), self.operator)]
+        """The same."""
+        return [self.operators]
 
-    def operator(self, op_type: str) -> Operator:
-        """An operator of the library, whether it has one of that name or not: a session of the node finds out."""
+    def operator(self, op_type: str) -> Operator | None:
+        """An operator of the library; None where it has none of that name."""
+        if not _has(self.library, self.domain, self.version, op_type):
+            return None
 
         def infer(node: Node) -> OutputTypes:
             return self._types(node)
@@ -90,18 +103,41 @@ def register_custom_ops(library: str | os.PathLike[str], domain: str, version: i
 
     library: the file that `SessionOptions.register_custom_ops_library` takes, such as
     `onnxruntime_extensions.get_library_path()`. domain: of its operators, such as "ai.onnx.contrib". version: the
-    newest of the domain.
+    newest of the domain. The option `custom_op_libraries` of a module does the same for the domains that its model has.
 
     The nodes run on the host's side, by sessions of one node, with strings where the library has them; engines take
     what lies between. Raises RegistrationError for a library that cannot be loaded, and a domain that is taken.
     """
     path = os.fspath(library)
-    reason = _toolkit.why_no_library(path)
-    if reason:
-        raise RegistrationError(f"custom operators of {path!r}: {reason}")
+    _check(path)
     made = CustomOps(path, domain, version)
     add_domain(made, domain, f"the custom-operator library {path}")
     return made
+
+
+def open_operators(library: str, operators: Collection[tuple[str, str]]) -> list[OperatorSet]:
+    """The open sets of those domains of `operators` (domain and name) in which a library has one of them.
+
+    Raises RegistrationError for a library that cannot be loaded.
+    """
+    _check(library)
+    domains = {domain for domain, name in operators if _has(library, domain, _FIRST, name)}
+    return [CustomOps(library, domain, _FIRST).operators for domain in sorted(domains)]
+
+
+def _check(library: str) -> None:
+    reason = _toolkit.why_no_library(library)
+    if reason:
+        raise RegistrationError(f"custom operators of {library!r}: {reason}")
+
+
+@lru_cache(_SESSIONS)
+def _has(library: str, domain: str, version: int, op_type: str) -> bool:
+    from onnx import TensorProto, helper
+
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy"]
+    graph = helper.make_graph([helper.make_node(op_type, ["x"], ["y"], domain=domain)], "has", ports[:1], ports[1:])
+    return _toolkit.has_operator(library, _model(graph, domain, version))
 
 
 @lru_cache(_SESSIONS)
@@ -114,6 +150,11 @@ def _session(library: str, version: int, node: bytes, types: tuple[tuple[int, in
         helper.make_tensor_value_info(n, dtype, [None] * rank) for n, (dtype, rank) in zip(names, types, strict=True)
     ]
     graph = helper.make_graph([proto], proto.op_type, inputs, [ValueInfoProto(name=n) for n in proto.output if n])
-    opsets = [helper.make_opsetid("", _toolkit.newest_opset()), helper.make_opsetid(proto.domain, version)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    return _toolkit.NodeSession(model.SerializeToString(), library)
+    return _toolkit.NodeSession(_model(graph, proto.domain, version), library)
+
+
+def _model(graph: GraphProto, domain: str, version: int) -> bytes:
+    from onnx import helper
+
+    opsets = [helper.make_opsetid("", _toolkit.newest_opset()), helper.make_opsetid(domain, version)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()

@@ -131,7 +131,7 @@ class InferenceSession:
             if self._model_path:
                 load_external_data_for_model(proto, os.path.dirname(self._model_path))
             model = proto
-        made = {"unknown_operators": "error", **module_options(options, self._own_options)}
+        made = {"strict": True, **module_options(options, self._own_options)}
         try:
             self._module = XRTModule(model, **made)
         except ModelLoadError as e:
