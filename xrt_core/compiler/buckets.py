@@ -3,6 +3,9 @@
 An engine of static shapes compiles for every new signature. With buckets, a call of a new signature whose dimensions
 alone differ from earlier ones is padded to a bucket that serves all smaller sizes, and its results are cut
 (`passes.padding`). Sizes that the proof does not cover are compiled as they are.
+
+Where compilation is in the background, so is all of this: until engines run a bucket that serves a call, a larger one
+does, or the host computes the call as it is.
 """
 
 from __future__ import annotations
@@ -14,17 +17,21 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from xrt_core.errors import OptionError, nearest
 from xrt_core.events import EventLog
+from xrt_core.guard.timeouts import Cancelled
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.symbols import Declared, Expr, expression
 from xrt_core.ir.types import Dim, TensorType
+from xrt_core.options.guard_settings import retry_time
 from xrt_core.passes.padding import PaddedGraph, PaddingRefused, pad_graph
+
+if TYPE_CHECKING:
+    from xrt_core.guard.background import Plannable
 
 BucketSizes = str | tuple[tuple[str, tuple[int, ...]], ...]
 """The option: "off", "auto", or the sizes of each symbol, ascending."""
@@ -58,8 +65,26 @@ class Runs(Protocol):
 
     plans: Any
 
+    @property
+    def is_live(self) -> bool:
+        """Whether engines run it."""
+        ...
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether executables of it are being built."""
+        ...
+
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run it on the bucket's arrays."""
+        ...
+
+    def build(self, arrays: Sequence[Any]) -> None:
+        """Plan it for the bucket's arrays; its executables are there afterwards, or being built."""
+        ...
+
+    def retry(self) -> None:
+        """Build executables again that failed, where another attempt is due."""
         ...
 
 
@@ -68,9 +93,9 @@ class Bucket:
     """One padded form and what runs it.
 
     fixed: symbols whose size is part of it. same: symbol -> the symbol of the form that stands for it. failed: why it
-    is not used any more, "" while it is. ready: whether it may serve; one that is made while a larger one serves
-    is not at first. calls: so far; valid: the sum of their volumes. used: when last, in seconds. checked: whether it
-    was compared at its edges. live: whether engines have run it.
+    is not used any more, "" while it is. begun: when it was begun, in seconds; None once its executables were there.
+    calls: so far; valid: the sum of their volumes. used: when last, in seconds. checked: whether it was compared at
+    its edges.
     """
 
     form: PaddedGraph
@@ -79,12 +104,11 @@ class Bucket:
     same: Mapping[str, str]
     lower: Mapping[str, int]
     failed: str = ""
-    ready: bool = True
     calls: int = 0
     valid: int = 0
     checked: bool = False
-    live: bool = False
-    used: float = 0.0
+    begun: float | None = None
+    used: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def sizes_for(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
@@ -116,12 +140,38 @@ class Bucket:
         return " x ".join(f"{s} {n}" for s, n in self.form.buckets.items())
 
 
+class Found(NamedTuple):
+    """What answers a call. bucket: None for the host, until there is one. sizes: of the bucket's symbols, or of all."""
+
+    bucket: Bucket | None
+    sizes: Mapping[str, int]
+
+
+class _Wanted(NamedTuple):
+    """A bucket that is to be made. sizes: of its symbols; the later ones where the model ends before the first. fixed,
+    same: as of `Bucket`. own: the sizes of the call that wants it, of the bucket's symbols. beside: whether another
+    serves that call. key: what is noted where there is none to be had."""
+
+    sizes: Sequence[Mapping[str, int]]
+    fixed: Mapping[str, int]
+    same: Mapping[str, str]
+    own: Mapping[str, int]
+    beside: bool
+    key: Hashable
+
+    @property
+    def family(self) -> Hashable:
+        """What is the same of all buckets that serve the same calls."""
+        return tuple(sorted(self.fixed.items())), tuple(sorted(self.same.items()))
+
+
 class Buckets:
     """The buckets of one graph. Thread-safe.
 
     graph: as captured. choice: the option. make: compiles a padded graph. reference: runs the graph as it is on the
     host, for the check of a new bucket; None where results are not verified. declared: the shapes that the user
-    declared. beside: whether a bucket may be made although a larger one serves. fits: whether these may be in memory
+    declared. beside: whether a bucket may be made although a larger one serves. begin: prepares what it is given on
+    another thread, soon; None: what a call needs is made in that call. fits: whether these may be in memory
     together; the bucket used longest ago goes first.
 
     Raises OptionError where the option names a symbol that no input of the graph has.
@@ -136,22 +186,26 @@ class Buckets:
         reference: Callable[[Sequence[np.ndarray]], Sequence[Any]] | None = None,
         declared: Declared | None = None,
         beside: bool = True,
+        begin: Callable[[Plannable], object] | None = None,
         fits: Callable[[Sequence[Runs]], bool] = lambda inner: True,
     ) -> None:
-        self._graph, self._make, self._events, self._reference = graph, make, events, reference
+        self.name = graph.name or "graph"
+        self._graph, self._compile, self._events, self._reference = graph, make, events, reference
         self._explicit = dict(choice) if not isinstance(choice, str) else None
         self._declared = _declared(graph, declared)
         self._symbols = {} if self._declared is None else _symbols(self._declared)
-        self._beside, self._fits = beside, fits
+        self._beside, self._begin, self._fits = beside, begin, fits
         self._lock = threading.RLock()
-        self._is_making = False  # a bucket, beside a larger one
+        self._in_call = threading.Lock()  # held while a bucket is made in a call
+        self._making: _Making | None = None  # on another thread
+        self._attempts, self._due = 0, 0.0
         self._seen: list[dict[str, int]] = []
         self._refused: dict[Hashable, str] = {}
-        self._none: set[Hashable] = set()  # sizes for which no bucket is made beside others
+        self._none: set[Hashable] = set()  # sizes for which there is no bucket to be had
         self._bound: dict[Hashable, None] = {}
         self._wasted = 0.0  # seconds of calls, by their share of padding, since a bucket was made
         self._cost = USUAL_SECONDS
-        self.generation = 0  # rises where a bucket becomes ready: calls look for theirs again
+        self.generation = 0  # rises where engines run another bucket: calls look for theirs again
         self.buckets: list[Bucket] = []
         for name in self._explicit or ():
             if name not in self._symbols:
@@ -159,8 +213,9 @@ class Buckets:
                 hint = nearest(name, self._symbols)
                 raise OptionError(f"buckets: the model has no symbol {name!r}; its inputs have {known}{hint}")
 
-    def find(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
-        """The bucket for the sizes of these arguments, made if it is worth it, and the sizes of its symbols."""
+    def find(self, arrays: Sequence[Any], at_once: bool = False) -> Found | None:
+        """What answers calls of the sizes of these arguments; a bucket is made where that is worth it. None for an
+        exact plan. at_once: make it in this call, and name it although no engine may run it yet."""
         sizes = self._sizes(arrays)
         if sizes is None:
             return None
@@ -168,56 +223,143 @@ class Buckets:
             if sizes not in self._seen:
                 self._seen.append(sizes)
                 del self._seen[:-256]
-            found = self._smallest(sizes)
-            if found is None:
-                return self._new(sizes)
-            is_lost = self._is_lost(*found)
-            if (is_lost and self._is_free) or (
-                self._may_make() and (self._explicit is None or not self._good(*found))
-            ):
-                if self._explicit is not None:
-                    wanted: Mapping[str, int] | None = {}
-                else:
-                    wanted = self._own(*found) if is_lost else self._worthwhile(sizes)
-                if wanted is None or _sizes_key(wanted or sizes) in self._none:
-                    self._make_none()
-                else:  # the larger one serves until it is ready
-                    self._is_making = True
-                    beside = sizes, wanted, [np.array(a) for a in arrays]
-                    threading.Thread(target=self._make_beside, args=beside, name="xrt-bucket").start()
-            return found
+            found = self._smallest(sizes, live=not at_once)
+            wanted = self._choice(sizes, found)
+            if found is not None:
+                if wanted is not None:
+                    self._start(wanted, arrays)
+                return found
+            if self._begin is not None and not at_once:
+                return self._host_meanwhile(sizes, wanted, arrays)
+        if wanted is None:
+            return None
+        with self._in_call:  # another call may have made it
+            return self._smallest(sizes, live=False) or self.make(wanted, arrays)
 
-    def prepare(self, bucket: Bucket, arrays: Sequence[np.ndarray], at_once: bool) -> None:
-        """Plan a bucket, on its own arguments, and note how long that takes."""
-        start = time.perf_counter()
-        bucket.inner.prepare(arrays, at_once=at_once)
-        if at_once or bucket.inner.is_final:
-            self._cost = max(LEAST_SECONDS, time.perf_counter() - start)
+    def _host_meanwhile(
+        self, sizes: Mapping[str, int], wanted: _Wanted | None, arrays: Sequence[np.ndarray]
+    ) -> Found | None:
+        """The host, while a bucket for these sizes is made; None where none will be."""
+        if self._smallest(sizes, live=False) is None:
+            if wanted is None:
+                return None
+            if self._is_free:
+                self._start(wanted, arrays)
+        for b in self.buckets:
+            if not b.failed:
+                b.inner.retry()
+        return Found(None, sizes)
 
-    def _make_beside(self, sizes: dict[str, int], wanted: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None:
-        """Make and compile a bucket beside the larger one that serves meanwhile."""
-        try:
+    # --- making one ---------------------------------------------------------------------------------------------------
+
+    def _start(self, wanted: _Wanted, arrays: Sequence[np.ndarray]) -> None:
+        """Make a bucket on another thread."""
+        self._making = made = _Making(self, wanted, [np.array(a) for a in arrays])
+        if self._begin is None:
+            threading.Thread(target=made.prepare, name="xrt-bucket").start()
+        else:
+            self._begin(made)
+
+    def make(self, wanted: _Wanted, arrays: Sequence[np.ndarray]) -> Found | None:
+        """Make a bucket, with its executables or the beginning of their builds. None where there is none to be had."""
+        begun = time.monotonic()
+        form = self._padded(wanted)
+        if form is None:
+            return None
+        lower = {
+            s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
+            for s, n in form.buckets.items()
+        }
+        bucket = Bucket(form, self._compile(form.graph), wanted.fixed, wanted.same, lower, begun=begun)
+        full = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(form.buckets), strict=True)]
+        bucket.inner.build(form.pad(full, form.buckets))
+        with self._lock:
+            self._keep(bucket)
+        seconds = time.monotonic() - begun
+        self._events.emit(
+            "padding.bucket", level=logging.INFO, seconds=seconds, model=self._graph.name, bucket=str(bucket)
+        )
+        if self._serves(bucket):
+            self._note_time(bucket)
+        return Found(bucket, wanted.own)
+
+    def _padded(self, wanted: _Wanted) -> PaddedGraph | None:
+        """The padded form of a bucket; None, which is noted, where there is none that serves what it is wanted for."""
+        reason: str | None = None
+        shapes = _shapes(self._declared, wanted.fixed, wanted.same)
+        for sizes in wanted.sizes:
             try:
-                made = self._new(sizes, wanted, ready=False)
-            except Exception as e:  # in this thread nobody would hear of it; the larger bucket serves
-                made, why = None, f"{type(e).__name__}: {e}"
-                self._events.emit("padding.refused", level=logging.WARNING, model=self._graph.name, reason=why)
-            if made is None:
-                if len(self._none) >= MAX_BOUND:
-                    self._none.clear()
-                self._none.add(_sizes_key(wanted or sizes))
-                self._make_none()
-                return
-            bucket = made[0]
-            try:
-                full = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(bucket.form.buckets), strict=True)]
-                self.prepare(bucket, bucket.form.pad(full, bucket.form.buckets), True)
-            except Exception as e:  # a call with these sizes would raise it to its caller; the larger bucket does not
-                bucket.failed = f"{type(e).__name__}: {e}"
-            bucket.ready = True
-        finally:
-            self._is_making = False
-            self.generation += 1
+                form = pad_graph(self._graph, shapes, sizes)
+            except PaddingRefused as e:
+                reason = str(e)
+                continue
+            reason = None if wanted.beside else form.why_not(wanted.own)
+            if any(self._is_alike(b, wanted, form.buckets) for b in self.buckets):
+                reason = "there is such a bucket"
+            if reason is None:
+                return form
+            break
+        assert reason is not None
+        self.give_up(wanted, reason, logging.INFO)
+        return None
+
+    def give_up(self, wanted: _Wanted, reason: str, level: int) -> None:
+        """Note that there is no such bucket to be had."""
+        with self._lock:
+            if not any(self._is_alike(b, wanted) for b in self.buckets):
+                self._refused[wanted.family] = reason
+            if len(self._none) >= MAX_BOUND:
+                self._none.clear()
+            self._none.add(wanted.key)
+            self._make_none()
+        self._events.emit("padding.refused", level=level, model=self._graph.name, reason=reason)
+
+    @staticmethod
+    def _is_alike(bucket: Bucket, wanted: _Wanted, sizes: Mapping[str, int] | None = None) -> bool:
+        """Whether a bucket is of the same family as what is wanted; sizes: and of these."""
+        is_alike = bucket.same == wanted.same and bucket.fixed == wanted.fixed
+        return is_alike and (sizes is None or bucket.form.buckets == sizes)
+
+    def _keep(self, made: Bucket) -> None:
+        self._wasted = 0.0
+        self.buckets.append(made)
+        while len(self.buckets) > 1 and not self._fits([b.inner for b in self.buckets]):
+            oldest = min(self.buckets[:-1], key=lambda b: b.used)
+            self.buckets.remove(oldest)
+            oldest.failed = "it was dropped, as others took its memory"
+            oldest.inner.forget(oldest.failed)
+            self._none.clear()
+
+    def became_live(self, inner: Runs) -> None:
+        """Let calls look for their bucket again: engines run this one."""
+        for b in self.buckets:
+            if b.inner is inner:
+                self._note_time(b)
+        self.generation += 1
+
+    def _note_time(self, bucket: Bucket) -> None:
+        if bucket.begun is not None:
+            self._cost = max(LEAST_SECONDS, time.monotonic() - bucket.begun)
+            bucket.begun = None
+
+    def forget_making(self, made: _Making) -> None:
+        """Note that what is made on another thread is done, one way or another; calls look for their bucket again."""
+        with self._lock:
+            if self._making is made:
+                self._making = None
+        self.generation += 1
+
+    def postpone(self, made: _Making, first: float) -> None:
+        """Make no bucket for some seconds, as that did not come to an end: `first`, and longer after each time."""
+        self._attempts += 1
+        self._due = retry_time(first, self._attempts)
+        self.forget_making(made)
+
+    def finish(self) -> None:
+        """Wait for the bucket that is being made, or make it in this thread."""
+        made = self._making
+        if made is not None:
+            made.prepare()
 
     def _make_none(self) -> None:
         """Forget the padding of calls that should have earned a bucket: there is none to be had."""
@@ -225,20 +367,30 @@ class Buckets:
             self._wasted = 0.0
 
     def wants_another(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
-        """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one, or it
-        is next to nothing but padding."""
+        """Whether a call of these sizes should look for its bucket again: engines do not run this one, time wasted on
+        padding has earned another, or it is next to nothing but padding."""
+        if bucket.failed or not self._serves(bucket):
+            return True
         if self._is_lost(bucket, sizes):
             return self._is_free and _sizes_key(self._own(bucket, sizes)) not in self._none
         return self._has_earned and not self._good(bucket, sizes) and self._may_make()
+
+    def _serves(self, bucket: Bucket) -> bool:
+        """Whether calls may use a bucket: the host would compute the padding as well."""
+        return self._begin is None or bool(bucket.inner.is_live)
 
     @property
     def _has_earned(self) -> bool:
         return self._wasted > EARNED * self._cost
 
-    def known(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
-        """The bucket that is there for these arguments, or None."""
+    def known(self, arrays: Sequence[Any]) -> Found | None:
+        """The bucket that is there for these arguments, though engines may not run it yet, or None."""
         sizes = self._sizes(arrays)
-        return None if sizes is None else self._smallest(sizes)
+        return None if sizes is None else self.known_for(sizes)
+
+    def known_for(self, sizes: Mapping[str, int]) -> Found | None:
+        """As `known`, for the sizes of all symbols."""
+        return self._smallest(sizes, live=False)
 
     def covers(self, parts: Sequence[Any]) -> bool:
         """Whether a bucket that engines run serves a signature: (dtype, shape) of each argument."""
@@ -247,8 +399,7 @@ class Buckets:
         sizes = self._declared.admits([tuple(s) for _, s in parts])
         if sizes is None or sizes.keys() != self._symbols.keys():
             return False
-        served = (b for b in self.buckets if b.ready and not b.failed and b.inner.is_final)
-        return any(b.sizes_for(sizes) is not None for b in served)
+        return any(b.inner.is_live and not b.failed and b.sizes_for(sizes) is not None for b in self.buckets)
 
     def saved(self) -> list[dict[str, Any]]:
         """The buckets in use as plain data, for `restore`: of each the sizes, what is fixed, and its inputs' shapes."""
@@ -261,7 +412,7 @@ class Buckets:
                 "shapes": [list(s) for s in b.shapes(b.form.buckets)],
             }
             for b in self.buckets
-            if b.ready and not b.failed
+            if not b.failed
         ]
 
     def restore(
@@ -279,11 +430,11 @@ class Buckets:
         if set(fixed) | set(same) != set(self._symbols) or set(fixed) & set(same):
             raise ValueError("the symbols of a bucket are not those of the graph")
         form = pad_graph(self._graph, _shapes(self._declared, fixed, same), sizes)
-        made = Bucket(form, self._make(form.graph), dict(fixed), dict(same), dict(lower), used=time.monotonic())
+        made = Bucket(form, self._compile(form.graph), dict(fixed), dict(same), dict(lower))
         for at in (sizes, {**sizes, **dict.fromkeys(sizes, 1)}):  # what varied before
             self._seen.append({**fixed, **{s: at[t] for s, t in same.items()}})
         self.buckets.append(made)
-        made.inner.prepare(form.pad(arrays, sizes))
+        made.inner.build(form.pad(arrays, sizes))
 
     def keep(self, key: Hashable) -> Hashable | None:
         """Note a bound call; returns the key of one that is to be forgotten, or None."""
@@ -294,12 +445,6 @@ class Buckets:
             oldest = next(iter(self._bound))
             del self._bound[oldest]
             return oldest
-
-    def is_for_host(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
-        """Whether the host should compute a call of these sizes as it is: engines do not run the bucket yet, and most
-        of what the host would compute in their place is padding."""
-        bucket.live = bucket.live or bucket.inner.is_final
-        return not bucket.live and 2 * math.prod(sizes.values()) < bucket.volume
 
     def run(self, bucket: Bucket, sizes: Mapping[str, int], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The results of the graph through a bucket."""
@@ -315,11 +460,14 @@ class Buckets:
             self._begin_check(bucket, arrays, sizes)
         return results
 
-    def text(self, bucket: Bucket | None, sizes: Mapping[str, int] | None) -> str:
-        """The decisions about padding, human-readable, of a signature that a bucket serves, or (None) of another."""
-        if bucket is None or sizes is None:
+    def text(self, found: Found | None) -> str:
+        """The decisions about padding, human-readable, of a signature that `found` answers."""
+        if found is None:
             why = "; ".join(dict.fromkeys(self._refused.values()))
             return f"not padded: {why}" if why else "not padded: no size has varied yet"
+        bucket, sizes = found
+        if bucket is None:
+            return "not padded yet: a bucket is being made, the host answers"
         padded = (
             ", ".join(f"{s} {sizes[s]} to {n}" for s, n in bucket.form.buckets.items() if sizes[s] != n) or "nothing"
         )
@@ -339,9 +487,14 @@ class Buckets:
         sizes = self._declared.admits([a.shape for a in arrays])
         return None if sizes is None or sizes.keys() != self._symbols.keys() else sizes
 
-    def _smallest(self, sizes: Mapping[str, int]) -> tuple[Bucket, dict[str, int]] | None:
-        served = [(b, s) for b in self.buckets if b.ready and not b.failed and (s := b.sizes_for(sizes)) is not None]
-        return min(served, key=lambda bs: bs[0].whole, default=None)
+    def _smallest(self, sizes: Mapping[str, int], live: bool = True) -> Found | None:
+        """The smallest bucket for these sizes. live: of those that calls may use now."""
+        served = [
+            Found(b, s)
+            for b in self.buckets
+            if not b.failed and (not live or self._serves(b)) and (s := b.sizes_for(sizes)) is not None
+        ]
+        return min(served, key=lambda f: f.bucket.whole if f.bucket else 0, default=None)
 
     def _good(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         if self._explicit is not None:
@@ -361,8 +514,10 @@ class Buckets:
 
     @property
     def _is_free(self) -> bool:
-        """Whether a bucket may be made beside others, and none is being made."""
-        return self._beside and not self._is_making
+        """Whether a bucket may be made beside others: one after the other."""
+        if not self._beside or self._making is not None or time.monotonic() < self._due:
+            return False
+        return self._begin is None or not any(b.inner.is_pending for b in self.buckets if not b.failed)
 
     def _may_make(self) -> bool:
         if not self._is_free:  # one after the other
@@ -380,9 +535,11 @@ class Buckets:
             return None
         scale = math.prod(fixed.values())
         found = [
-            ([next(n for s, n in seen.items() if same.get(s) == t) for t in symbols], served[0].whole)
+            ([next(n for s, n in seen.items() if same.get(s) == t) for t in symbols], served.bucket.whole)
             for seen in self._seen[-LOOKED_AT:]
-            if all(seen[s] == n for s, n in fixed.items()) and (served := self._smallest(seen)) is not None
+            if all(seen[s] == n for s, n in fixed.items())
+            and (served := self._smallest(seen)) is not None
+            and served.bucket
         ]
         if not found:
             return None
@@ -400,71 +557,42 @@ class Buckets:
             return None
         return {s: int(n) for s, n in zip(symbols, candidates[best], strict=True)}
 
-    def _new(
-        self, sizes: dict[str, int], wanted: Mapping[str, int] = MappingProxyType({}), ready: bool = True
-    ) -> tuple[Bucket, dict[str, int]] | None:
-        """A new bucket, for these sizes unless others are `wanted`; None where padding is refused. ready: whether calls
-        may use it at once."""
-        with self._lock:
-            fixed, same = self._family(sizes)
-            seen_sizes = list(self._seen)
-        symbols = sorted(set(same.values()))
-        family = (tuple(sorted(fixed.items())), tuple(sorted(same.items())))
-        if not symbols or family in self._refused:
+    def _choice(self, sizes: Mapping[str, int], found: Found | None) -> _Wanted | None:
+        """The bucket that is worth making at a call of these sizes, which `found` answers; None for none."""
+        if found is None or found.bucket is None:
+            return self._for_call(sizes)
+        if not self._is_free:
             return None
+        is_lost = self._is_lost(found.bucket, found.sizes)
+        if not (is_lost or self._may_make()):
+            return None
+        if self._explicit is not None:
+            return None if self._good(found.bucket, found.sizes) else self._for_call(sizes, beside=True)
+        wanted = self._own(found.bucket, found.sizes) if is_lost else self._worthwhile(sizes)
+        if wanted is None or _sizes_key(wanted) in self._none:
+            self._make_none()
+            return None
+        fixed, same = self._family(sizes)
+        limited = {s: self._in_limits(s, n, n) for s, n in wanted.items()}
         own = {same[s]: n for s, n in sizes.items() if s in same}
+        return _Wanted((limited, wanted), fixed, same, own, True, _sizes_key(wanted))
+
+    def _for_call(self, sizes: Mapping[str, int], beside: bool = False) -> _Wanted | None:
+        """A bucket that holds a call of these sizes, and all that were seen; None where padding is refused."""
+        fixed, same = self._family(sizes)
+        own = {same[s]: n for s, n in sizes.items() if s in same}
+        hull = dict(own)
+        for seen in self._seen if self._explicit is None else ():
+            for s, n in seen.items():
+                if s in same:
+                    hull[same[s]] = max(hull[same[s]], n)
         explicit = self._explicit or {}
-        if wanted:
-            rounded = {s: self._in_limits(s, wanted[s], wanted[s]) for s in symbols}
-        else:
-            hull = dict(own)
-            for seen in seen_sizes if self._explicit is None else ():
-                for s, n in seen.items():
-                    if s in same:
-                        hull[same[s]] = max(hull[same[s]], n)
-            rounded = {s: self._in_limits(s, _rounded(hull[s], explicit.get(s)), hull[s]) for s in symbols}
-            share = math.prod(own.values()) / math.prod(rounded.values())
-            if self._explicit is None and share < 1 - HULL_WASTE and self._may_make():
-                rounded = {s: self._in_limits(s, rung(own[s]), own[s]) for s in symbols}
-        start = time.perf_counter()
-        form = reason = None
-        for buckets in (rounded, wanted or own):  # an axis of the model may end between the two
-            try:
-                form = pad_graph(self._graph, _shapes(self._declared, fixed, same), buckets)
-                break
-            except PaddingRefused as e:
-                reason = str(e)
-        if form is None:
-            assert reason is not None
-            if not any(b.same == same and b.fixed == fixed for b in self.buckets):
-                self._refused[family] = reason
-            self._events.emit("padding.refused", level=logging.INFO, model=self._graph.name, reason=reason)
-            return None
-        inner = self._make(form.graph)
-        with self._lock:
-            same_sizes = (b for b in self.buckets if b.form.buckets == form.buckets)
-            if any(b.same == same and b.fixed == fixed for b in same_sizes) or (
-                not wanted and form.why_not(own) is not None
-            ):
-                return None
-            self._wasted = 0.0
-            lower = {
-                s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
-                for s, n in form.buckets.items()
-            }
-            made = Bucket(form, inner, fixed, same, lower, used=time.monotonic(), ready=ready)
-            while self.buckets and not self._fits([b.inner for b in self.buckets]):
-                oldest = min(self.buckets, key=lambda b: b.used)
-                self.buckets.remove(oldest)
-                oldest.failed = "it was dropped, as others took its memory"
-                oldest.inner.forget(oldest.failed)
-                self._none.clear()
-            self.buckets.append(made)
-        self._events.emit(
-            "padding.bucket", level=logging.INFO, seconds=time.perf_counter() - start, model=self._graph.name,
-            bucket=str(made),
-        )  # fmt: skip
-        return made, own
+        rounded = {s: self._in_limits(s, _rounded(n, explicit.get(s)), n) for s, n in hull.items()}
+        share = math.prod(own.values()) / math.prod(rounded.values())
+        if self._explicit is None and share < 1 - HULL_WASTE and self._may_make():
+            rounded = {s: self._in_limits(s, rung(n), n) for s, n in own.items()}
+        wanted = _Wanted((rounded, own), fixed, same, own, beside, _sizes_key(sizes))
+        return None if not own or wanted.family in self._refused or wanted.key in self._none else wanted
 
     def _in_limits(self, symbol: str, rounded: int, size: int) -> int:
         """The size of a bucket within what the user declared of the symbol."""
@@ -495,7 +623,7 @@ class Buckets:
 
     def _begin_check(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
         with bucket.lock:
-            if bucket.checked or not getattr(bucket.inner, "is_final", True):
+            if bucket.checked or not bucket.inner.is_live:
                 return
             bucket.checked = True
         given = [a.copy() for a in arrays]
@@ -536,6 +664,37 @@ class Buckets:
                 if not difference.is_right:
                     return f"result {i} for {at}: {difference.reason}"
         return ""
+
+
+class _Making:
+    """A bucket that is made on another thread, once (`guard.background.Plannable`). is_dropped: never."""
+
+    is_dropped = False
+
+    def __init__(self, buckets: Buckets, wanted: _Wanted, arrays: Sequence[np.ndarray]) -> None:
+        self.name = buckets.name
+        self._buckets, self._wanted, self._arrays = buckets, wanted, arrays
+        self._lock = threading.Lock()
+        self._is_done = False
+
+    def prepare(self, inputs: Sequence[Any] | None = None) -> None:
+        """Make it."""
+        with self._lock:
+            if self._is_done:
+                return
+            self._is_done = True
+            try:
+                self._buckets.make(self._wanted, self._arrays)
+            except Cancelled:
+                raise
+            except Exception as e:  # nobody would hear of it; the host or a larger bucket serves
+                self._buckets.give_up(self._wanted, f"{type(e).__name__}: {e}", logging.WARNING)
+            finally:
+                self._buckets.forget_making(self)
+
+    def postpone(self, first: float) -> None:
+        """Let a later call begin again, after `first` seconds at the first time."""
+        self._buckets.postpone(self, first)
 
 
 def _sizes_key(sizes: Mapping[str, int]) -> Hashable:

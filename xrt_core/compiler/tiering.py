@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from xrt_core.compiler.services import Chosen, Services, build_services
 from xrt_core.compiler.stages import Captured, Planned
 from xrt_core.errors import EngineUnavailableError, XRTError
 from xrt_core.events import EventLog
-from xrt_core.guard.background import BackgroundCompiler
+from xrt_core.guard.background import BackgroundCompiler, Plannable
 from xrt_core.guard.timeouts import in_background, native_call
 from xrt_core.host.blas_threads import fewer_on_busy_machine
 from xrt_core.ir.function import Function
@@ -134,6 +135,18 @@ class TieredPipeline(Pipeline):
         plan.attach(job, rehearse)
         self.services.events.emit("host_first", seconds=time.perf_counter() - start, model=plan.name)
         return plan
+
+    @property
+    def begin(self) -> Callable[[Plannable], object] | None:
+        """See `Pipeline.begin`."""
+        return None if self.options.forbid_compilation else partial(self.background.begin, inputs=None)
+
+    def begin_builds(self, made: Planned, arrays: Sequence[Any]) -> None:
+        """See `Pipeline.begin_builds`."""
+        guard = self.accelerated.services.guard
+        if guard is not None:
+            ranges = ranges_of(arrays) if self.background.settings.verify else ()
+            guard.begin_all(made.launches, _ranges_of_clusters(made.partitioned.graph, ranges))
 
     @property
     def may_place_beside(self) -> bool:

@@ -105,7 +105,7 @@ class GuardedLaunch(Launch):
         record: ClusterRecord,
         settings: GuardSettings,
         failures: FailureSink,
-        build: Callable[[GuardedLaunch, Arrays, bool], None],
+        build: Callable[[GuardedLaunch, Arrays | None, bool], None],
     ) -> None:
         policy = FailurePolicy(settings.failures)
         super().__init__(function, engine, None, host, policy=policy, reads=not converters.takes_from(engine))
@@ -232,10 +232,25 @@ class GuardedLaunch(Launch):
 
     # --- calls, by state -------------------------------------------------------------------------------------------
 
-    def _waiting(self, arrays: Arrays) -> Arrays:
+    @property
+    def is_pending(self) -> bool:
+        """See `Launch.is_pending`."""
+        return not self.record.settled.is_set()
+
+    def retry(self) -> None:
+        """See `Launch.retry`."""
+        if self._is_due:
+            self._build(self, None, False)
+
+    @property
+    def _is_due(self) -> bool:
         record = self.record
         is_retried = record.state in (State.FAILED, State.REJECTED) and time.monotonic() >= record.retry_at
-        due = record.state is State.QUEUED or is_retried
+        return record.state is State.QUEUED or is_retried
+
+    def _waiting(self, arrays: Arrays) -> Arrays:
+        record = self.record
+        due = self._is_due
         if due:
             self._build(self, arrays, True)
             if record.state is State.LIVE:
