@@ -259,6 +259,7 @@ def test_no_call_waits_for_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(buckets, "pad_graph", slowly)
     monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)  # none is made beside a larger one
+    monkeypatch.setattr(buckets.Buckets, "_is_for_host", lambda *given: False)
     m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
     host_run(m, 7)
     assert eventually(lambda: tested.FirstWaits.compilations == 1)
@@ -287,6 +288,37 @@ def test_no_call_waits_for_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pool")
+def test_the_host_takes_what_it_is_faster_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is little in a large bucket is the host's, as it is, while its engine takes longer for the whole; now
+    and then the engine is tried again."""
+    tested.FirstWaits.may.set()
+    monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)
+    m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
+    for n in (60, 64):
+        host_run(m, n)
+        assert m.wait(10)
+    caller = m._source.caller
+    assert caller is not None
+    assert caller.buckets is not None
+    (made,) = caller.buckets.buckets
+    host_run(m, 64)
+    assert made.calls == 1
+    caller.buckets._host_least, caller.buckets._host_pace = 1.0, 1.0
+    made.seconds = 20.0
+    host_run(m, 10)
+    assert made.calls == 1
+    caller.buckets._host_least, caller.buckets._host_pace = 1.0, 1.0  # not what that call took
+    host_run(m, 30)
+    assert made.calls == 2
+    assert made.seconds < 1.0
+    made.seconds = 20.0
+    for _ in range(15):  # 0.95 ** 14 is less than a half
+        caller.buckets._host_least, caller.buckets._host_pace = 1.0, 1.0
+        host_run(m, 10)
+    assert made.calls >= 3
+
+
+@pytest.mark.usefixtures("pool")
 def test_a_bucket_that_no_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until another attempt is due, and succeeds, the host answers without padding; where nothing can be made, the
     host's plans for exact sizes do."""
@@ -306,6 +338,33 @@ def test_a_bucket_that_no_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert made.inner.is_live is False
         assert made.calls == 0
     assert eventually(lambda: [host_run(m, 6), m.wait(10), made.calls][-1] > 0)
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_bucket_answers_no_call_before_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the background its results are compared with the host's at its edges; one that differs is never used."""
+    tested.FirstWaits.may.set()
+    seen: list[threading.Thread] = []
+
+    def differs(self: buckets.Buckets, bucket: buckets.Bucket, arrays: Any) -> str:
+        assert [a.shape for a in arrays] == [(8, 4)]
+        assert (bucket.calls, bucket.inner.is_live) == (0, True)
+        seen.append(threading.current_thread())
+        return "it differs"
+
+    monkeypatch.setattr(buckets.Buckets, "difference", differs)
+    m = module(product(), "first_waits_static", buckets="auto", **DROPPED | {"guard_verify": True})
+    for n in (7, 8, 8, 6):
+        host_run(m, n)
+        assert m.wait(10)
+    assert len(seen) == 1
+    assert seen != [threading.current_thread()]
+    caller = m._source.caller
+    assert caller is not None
+    assert caller.buckets is not None
+    (made,) = caller.buckets.buckets
+    assert (made.failed, made.calls) == ("it differs", 0)
+    assert sum(bool(e.plan.launches) for e in entries(m)) == 3  # of 7, 8 and 6 rows, exact
 
 
 @pytest.mark.usefixtures("pool")

@@ -4,8 +4,8 @@ An engine of static shapes compiles for every new signature. With buckets, a cal
 alone differ from earlier ones is padded to a bucket that serves all smaller sizes, and its results are cut
 (`passes.padding`). Sizes that the proof does not cover are compiled as they are.
 
-Where compilation is in the background, so is all of this: until engines run a bucket that serves a call, a larger one
-does, or the host computes the call as it is.
+Where compilation is in the background, so is all of this: until a bucket that serves a call was checked, a larger one
+answers, or the host computes the call as it is, whichever takes less time.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ LEAST_SECONDS: Final = 1.0
 """What a compilation costs at least: an executable takes memory as well."""
 USUAL_SECONDS: Final = 5.0
 """Of a compilation, before one was measured."""
+DOUBT: Final = 0.95
+"""What the time of a bucket is multiplied with whenever the host takes a call for it: in the end it is tried again."""
 MAX_BOUND: Final = 1024
 """Signatures whose padded calls stay bound; the oldest goes first."""
 
@@ -93,9 +95,10 @@ class Bucket:
     """One padded form and what runs it.
 
     fixed: symbols whose size is part of it. same: symbol -> the symbol of the form that stands for it. failed: why it
-    is not used any more, "" while it is. begun: when it was begun, in seconds; None once its executables were there.
-    calls: so far; valid: the sum of their volumes. used: when last, in seconds. checked: whether it was compared at
-    its edges.
+    is not used any more, "" while it is. calls: so far; valid: the sum of their volumes. sample: arguments of a call at
+    its full size, until it was compared with the host at its edges; checked: whether that was. seconds: that a call
+    takes, the least that was seen; 0.0 before the first. begun: when it was begun, in seconds; None once its
+    executables were there. used: when last, in seconds.
     """
 
     form: PaddedGraph
@@ -106,7 +109,10 @@ class Bucket:
     failed: str = ""
     calls: int = 0
     valid: int = 0
+    sample: Sequence[np.ndarray] = ()
     checked: bool = False
+    seconds: float = 0.0
+    check: _Check | None = None
     begun: float | None = None
     used: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -125,6 +131,15 @@ class Bucket:
     def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
         """The shapes of the graph's inputs for sizes of the form's symbols."""
         return [tuple(math.prod(f.evaluate(sizes) for f in axis) for axis in axes) for axes in self.form.inputs]
+
+    @property
+    def family(self) -> Hashable:
+        """See `_family`."""
+        return _family(self.fixed, self.same)
+
+    def took(self, seconds: float) -> None:
+        """Note what a run took."""
+        self.seconds = min(self.seconds or seconds, seconds)
 
     @property
     def volume(self) -> int:
@@ -161,8 +176,8 @@ class _Wanted(NamedTuple):
 
     @property
     def family(self) -> Hashable:
-        """What is the same of all buckets that serve the same calls."""
-        return tuple(sorted(self.fixed.items())), tuple(sorted(self.same.items()))
+        """See `_family`."""
+        return _family(self.fixed, self.same)
 
 
 class Buckets:
@@ -171,8 +186,8 @@ class Buckets:
     graph: as captured. choice: the option. make: compiles a padded graph. reference: runs the graph as it is on the
     host, for the check of a new bucket; None where results are not verified. declared: the shapes that the user
     declared. beside: whether a bucket may be made although a larger one serves. begin: prepares what it is given on
-    another thread, soon; None: what a call needs is made in that call. fits: whether these may be in memory
-    together; the bucket used longest ago goes first.
+    another thread, soon; None: what a call needs is made in that call. on_ready: called when calls may use another
+    bucket. fits: whether these may be in memory together; the bucket used longest ago goes first.
 
     Raises OptionError where the option names a symbol that no input of the graph has.
     """
@@ -187,6 +202,7 @@ class Buckets:
         declared: Declared | None = None,
         beside: bool = True,
         begin: Callable[[Plannable], object] | None = None,
+        on_ready: Callable[[], object] = lambda: None,
         fits: Callable[[Sequence[Runs]], bool] = lambda inner: True,
     ) -> None:
         self.name = graph.name or "graph"
@@ -194,7 +210,7 @@ class Buckets:
         self._explicit = dict(choice) if not isinstance(choice, str) else None
         self._declared = _declared(graph, declared)
         self._symbols = {} if self._declared is None else _symbols(self._declared)
-        self._beside, self._begin, self._fits = beside, begin, fits
+        self._beside, self._begin, self._on_ready, self._fits = beside, begin, on_ready, fits
         self._lock = threading.RLock()
         self._in_call = threading.Lock()  # held while a bucket is made in a call
         self._making: _Making | None = None  # on another thread
@@ -205,7 +221,8 @@ class Buckets:
         self._bound: dict[Hashable, None] = {}
         self._wasted = 0.0  # seconds of calls, by their share of padding, since a bucket was made
         self._cost = USUAL_SECONDS
-        self.generation = 0  # rises where engines run another bucket: calls look for theirs again
+        self._host_pace = self._host_least = math.inf  # seconds of the host for an element, and for a call at least
+        self.generation = 0  # rises where calls may use another bucket: they look for theirs again
         self.buckets: list[Bucket] = []
         for name in self._explicit or ():
             if name not in self._symbols:
@@ -225,10 +242,13 @@ class Buckets:
                 del self._seen[:-256]
             found = self._smallest(sizes, live=not at_once)
             wanted = self._choice(sizes, found)
-            if found is not None:
+            if found is not None and found.bucket is not None:
                 if wanted is not None:
                     self._start(wanted, arrays)
-                return found
+                if at_once or not self._is_for_host(found.bucket, found.sizes):
+                    return found
+                found.bucket.seconds *= DOUBT
+                return Found(None, sizes)
             if self._begin is not None and not at_once:
                 return self._host_meanwhile(sizes, wanted, arrays)
         if wanted is None:
@@ -271,16 +291,18 @@ class Buckets:
             for s, n in form.buckets.items()
         }
         bucket = Bucket(form, self._compile(form.graph), wanted.fixed, wanted.same, lower, begun=begun)
-        full = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(form.buckets), strict=True)]
-        bucket.inner.build(form.pad(full, form.buckets))
+        bucket.sample = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(form.buckets), strict=True)]
+        bucket.inner.build(form.pad(bucket.sample, form.buckets))
         with self._lock:
             self._keep(bucket)
         seconds = time.monotonic() - begun
         self._events.emit(
             "padding.bucket", level=logging.INFO, seconds=seconds, model=self._graph.name, bucket=str(bucket)
         )
-        if self._serves(bucket):
+        if self._begin is None:
             self._note_time(bucket)
+        elif bucket.inner.is_live:
+            self.became_live(bucket.inner)
         return Found(bucket, wanted.own)
 
     def _padded(self, wanted: _Wanted) -> PaddedGraph | None:
@@ -294,7 +316,7 @@ class Buckets:
                 reason = str(e)
                 continue
             reason = None if wanted.beside else form.why_not(wanted.own)
-            if any(self._is_alike(b, wanted, form.buckets) for b in self.buckets):
+            if any(b.family == wanted.family and b.form.buckets == form.buckets for b in self.buckets):
                 reason = "there is such a bucket"
             if reason is None:
                 return form
@@ -306,19 +328,17 @@ class Buckets:
     def give_up(self, wanted: _Wanted, reason: str, level: int) -> None:
         """Note that there is no such bucket to be had."""
         with self._lock:
-            if not any(self._is_alike(b, wanted) for b in self.buckets):
-                self._refused[wanted.family] = reason
+            self._refuse(wanted.family, reason)
             if len(self._none) >= MAX_BOUND:
                 self._none.clear()
             self._none.add(wanted.key)
             self._make_none()
         self._events.emit("padding.refused", level=level, model=self._graph.name, reason=reason)
 
-    @staticmethod
-    def _is_alike(bucket: Bucket, wanted: _Wanted, sizes: Mapping[str, int] | None = None) -> bool:
-        """Whether a bucket is of the same family as what is wanted; sizes: and of these."""
-        is_alike = bucket.same == wanted.same and bucket.fixed == wanted.fixed
-        return is_alike and (sizes is None or bucket.form.buckets == sizes)
+    def _refuse(self, family: Hashable, reason: str) -> None:
+        """Pad no calls of a family any more, unless it has a bucket."""
+        if not any(b.family == family and not b.failed for b in self.buckets):
+            self._refused[family] = reason
 
     def _keep(self, made: Bucket) -> None:
         self._wasted = 0.0
@@ -331,11 +351,20 @@ class Buckets:
             self._none.clear()
 
     def became_live(self, inner: Runs) -> None:
-        """Let calls look for their bucket again: engines run this one."""
+        """Note that engines run a bucket: it is checked, then calls may use it."""
         for b in self.buckets:
-            if b.inner is inner:
-                self._note_time(b)
+            if b.inner is not inner:
+                continue
+            self._note_time(b)
+            if self._serves(b):
+                self._ready()
+            elif self._begin is not None and b.check is None:
+                b.check = _Check(self, b)
+                self._begin(b.check)
+
+    def _ready(self) -> None:
         self.generation += 1
+        self._on_ready()
 
     def _note_time(self, bucket: Bucket) -> None:
         if bucket.begun is not None:
@@ -343,11 +372,12 @@ class Buckets:
             bucket.begun = None
 
     def forget_making(self, made: _Making) -> None:
-        """Note that what is made on another thread is done, one way or another; calls look for their bucket again."""
+        """Note that what is made on another thread is done, one way or another."""
         with self._lock:
             if self._making is made:
                 self._making = None
-        self.generation += 1
+        if self._begin is None:
+            self._ready()
 
     def postpone(self, made: _Making, first: float) -> None:
         """Make no bucket for some seconds, as that did not come to an end: `first`, and longer after each time."""
@@ -367,17 +397,32 @@ class Buckets:
             self._wasted = 0.0
 
     def wants_another(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
-        """Whether a call of these sizes should look for its bucket again: engines do not run this one, time wasted on
-        padding has earned another, or it is next to nothing but padding."""
-        if bucket.failed or not self._serves(bucket):
+        """Whether a call of these sizes should look for its bucket again: engines do not run this one, the host is
+        faster, time wasted on padding has earned another, or it is next to nothing but padding."""
+        if bucket.failed or not self._serves(bucket) or self._is_for_host(bucket, sizes):
             return True
         if self._is_lost(bucket, sizes):
             return self._is_free and _sizes_key(self._own(bucket, sizes)) not in self._none
         return self._has_earned and not self._good(bucket, sizes) and self._may_make()
 
     def _serves(self, bucket: Bucket) -> bool:
-        """Whether calls may use a bucket: the host would compute the padding as well."""
-        return self._begin is None or bool(bucket.inner.is_live)
+        """Whether calls may use a bucket. The host would compute the padding as well, so that engines must run it."""
+        if self._begin is None:
+            return True
+        return (bucket.checked or self._reference is None) and bool(bucket.inner.is_live)
+
+    def _is_for_host(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
+        """Whether the host takes less time for a call of these sizes as it is than the bucket's engines for all of it,
+        as far as is known."""
+        if self._begin is None or self._host_least == math.inf:
+            return False
+        elements = math.prod(bucket.fixed.values()) * math.prod(sizes[s] for s in bucket.same.values())
+        return bucket.seconds > max(self._host_least, self._host_pace * elements)
+
+    def took_host(self, sizes: Mapping[str, int], seconds: float) -> None:
+        """Note what the host took for a call of these sizes of all symbols."""
+        self._host_least = min(self._host_least, seconds)
+        self._host_pace = min(self._host_pace, seconds / math.prod(sizes.values()))
 
     @property
     def _has_earned(self) -> bool:
@@ -399,7 +444,8 @@ class Buckets:
         sizes = self._declared.admits([tuple(s) for _, s in parts])
         if sizes is None or sizes.keys() != self._symbols.keys():
             return False
-        return any(b.inner.is_live and not b.failed and b.sizes_for(sizes) is not None for b in self.buckets)
+        served = (b for b in self.buckets if not b.failed and self._serves(b) and b.inner.is_live)
+        return any(b.sizes_for(sizes) is not None for b in served)
 
     def saved(self) -> list[dict[str, Any]]:
         """The buckets in use as plain data, for `restore`: of each the sizes, what is fixed, and its inputs' shapes."""
@@ -451,13 +497,16 @@ class Buckets:
         form = bucket.form
         start = time.perf_counter()
         results = form.cut([np.asarray(r) for r in bucket.inner(form.pad(arrays, sizes))], sizes)
-        volume = math.prod(sizes.values())
-        self._wasted += (time.perf_counter() - start) * (1 - volume / bucket.volume)
+        volume, seconds = math.prod(sizes.values()), time.perf_counter() - start
+        self._wasted += seconds * (1 - volume / bucket.volume)
+        bucket.took(seconds)
         bucket.used = time.monotonic()
         bucket.calls += 1  # without a lock: statistics
         bucket.valid += volume
-        if self._reference is not None and not bucket.checked:
-            self._begin_check(bucket, arrays, sizes)
+        if self._reference is not None and not bucket.checked and bucket.check is None and bucket.inner.is_live:
+            bucket.sample = bucket.sample or [a.copy() for a in arrays]
+            bucket.check = _Check(self, bucket)
+            threading.Thread(target=bucket.check.prepare, name="xrt-bucket").start()
         return results
 
     def text(self, found: Found | None) -> str:
@@ -621,28 +670,26 @@ class Buckets:
 
     # --- the check of a new bucket ------------------------------------------------------------------------------------
 
-    def _begin_check(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
-        with bucket.lock:
-            if bucket.checked or not bucket.inner.is_live:
-                return
-            bucket.checked = True
-        given = [a.copy() for a in arrays]
-        threading.Thread(target=self._check, args=(bucket, given, dict(sizes)), name="xrt-bucket").start()
-
-    def _check(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
+    def examine(self, bucket: Bucket) -> None:
         """Compare the bucket's executable with the graph as it is on the host, on the lengths at its edges."""
         try:
-            why = self.difference(bucket, arrays, sizes)
+            why = self.difference(bucket, bucket.sample)
+        except Cancelled:
+            raise
         except Exception as e:  # a bucket that cannot be checked is not used
             why = f"its check failed: {type(e).__name__}: {e}"
+        bucket.sample, bucket.checked = (), True
         if why:
             bucket.failed = why
+            with self._lock:
+                self._refuse(bucket.family, why)
             level = logging.WARNING
             self._events.emit("padding.wrong", level=level, model=self._graph.name, bucket=str(bucket), error=why)
         else:
             self._events.emit("padding.checked", model=self._graph.name, bucket=str(bucket))
+        self._ready()
 
-    def difference(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> str:
+    def difference(self, bucket: Bucket, arrays: Sequence[np.ndarray]) -> str:
         """Where the bucket's results differ from the host's on the arguments of a call, stretched to the lengths at the
         bucket's edges: the full bucket, one below, one above the next smaller. "" if they do not."""
         from xrt_core.verify.compare import EXACT, compare, float_dtypes, tolerance_for
@@ -655,7 +702,9 @@ class Buckets:
             if form.why_not(at) is not None:
                 continue
             given = [stretched(a, shape) for a, shape in zip(arrays, bucket.shapes(at), strict=True)]
+            start = time.perf_counter()
             found = form.cut([np.asarray(r) for r in bucket.inner(form.pad(given, at))], at)
+            bucket.took(time.perf_counter() - start)
             for i, (got, want) in enumerate(zip(found, map(np.asarray, self._reference(given)), strict=True)):
                 if got.shape != want.shape or got.dtype != want.dtype:
                     return f"result {i} for {at} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
@@ -695,6 +744,31 @@ class _Making:
     def postpone(self, first: float) -> None:
         """Let a later call begin again, after `first` seconds at the first time."""
         self._buckets.postpone(self, first)
+
+
+class _Check:
+    """The check of a new bucket on another thread, once (`guard.background.Plannable`). is_dropped: never."""
+
+    is_dropped = False
+
+    def __init__(self, buckets: Buckets, bucket: Bucket) -> None:
+        self.name = buckets.name
+        self._buckets, self._bucket = buckets, bucket
+
+    def prepare(self, inputs: Sequence[Any] | None = None) -> None:
+        """Check it."""
+        with self._bucket.lock:
+            if not self._bucket.checked:
+                self._buckets.examine(self._bucket)
+
+    def postpone(self, first: float) -> None:
+        """Leave the bucket: its check did not come to an end."""
+        self._bucket.failed = "its check did not come to an end"
+
+
+def _family(fixed: Mapping[str, int], same: Mapping[str, str]) -> Hashable:
+    """What buckets have in common of which each may serve another's calls, but for their sizes."""
+    return tuple(sorted(fixed.items())), tuple(sorted(same.items()))
 
 
 def _sizes_key(sizes: Mapping[str, int]) -> Hashable:

@@ -29,6 +29,7 @@ from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
 from xrt_core.ir.schema import undefined_operator
 from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
+from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import from_numpy, is_array, plain_arrays, texts_of, to_numpy
 from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
@@ -72,7 +73,8 @@ class CompiledGraph:
         self._buckets: Buckets | None = None
         self._last_found: Found | None = None  # of the last new signature, by the buckets
         if pipeline.options.buckets != "off" and not padded and not self._by_value:
-            reference = None if pipeline.options.guard is False else self.on_host
+            guard = GuardSettings.of(pipeline.options)
+            reference = self.on_host if guard is not None and guard.verify else None
             self._buckets = Buckets(
                 self.graph,
                 pipeline.options.buckets,
@@ -82,6 +84,7 @@ class CompiledGraph:
                 self.declared,
                 not pipeline.options.forbid_compilation,
                 pipeline.begin,
+                self._drop_unbuilt,
                 lambda made: pipeline.fits_in_memory(p for g in made for p in g.plans.plans()),
             )
 
@@ -176,6 +179,23 @@ class CompiledGraph:
             return filled
         return [x if x is not None else r for r, x in zip(back(filled), wanted, strict=True)]
 
+    def run_as_is(self, arrays: Sequence[Any]) -> list[Any]:
+        """As a call, with results as their engines made them, in arrays of whatever library: for what is given to a
+        later call, which then converts nothing. Without buckets."""
+        parts = self.key(arrays)
+        key = None if parts is None else ("as is", parts)
+        found = self._calls.get(key)
+        if found is None:
+            self._last, self._last_found = self.plans.entry_for(self.checked(arrays)), None
+            plan = self._last.plan
+            assert isinstance(plan, Planned)
+            found = bind(plan, arrays, plan.engines, *plan.host, as_is=True), self._last
+            if key is not None:
+                self.plans.bind(key, found[0], plan, self._last)
+        call, entry = found
+        entry.used = self._clock()
+        return call(arrays)
+
     def _with_texts(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The arguments, those for tensors of strings as `texts_of` gives them."""
         if not self._texts:
@@ -239,7 +259,7 @@ class CompiledGraph:
         if self._buckets is not None and self.pipeline.symbolic_after is None:  # else no padding is needed
             self._last_found = found = self._buckets.find(checked, at_once)
             if found is not None and found.bucket is None:
-                return self._host_call(arrays, checked)
+                return self._host_call(found.sizes, arrays, checked)
             if found is not None and found.bucket is not None:
                 return self._padded_call(found.bucket, found.sizes, generation, arrays, key)
         entry = self.plans.entry_for(checked)
@@ -273,16 +293,20 @@ class CompiledGraph:
 
         return watched
 
-    def _host_call(self, arrays: Sequence[Any], checked: Sequence[Any]) -> BoundCall:
+    def _host_call(self, sizes: Mapping[str, int], arrays: Sequence[Any], checked: Sequence[Any]) -> BoundCall:
         """The call by the host's plan for all sizes, which is not kept: the next one may have a bucket."""
         self._last = self.plans.host_entry(checked)
         plan = self._last.plan
         assert isinstance(plan, Planned)
-        call = bind(plan, arrays, plan.engines, *plan.host)
+        call, buckets = bind(plan, arrays, plan.engines, *plan.host), self._buckets
+        assert buckets is not None
 
         def beside_builds(arrays: Sequence[Any]) -> list[Any]:
+            start = time.perf_counter()
             with fewer_on_busy_machine():
-                return call(arrays)
+                results = call(arrays)
+            buckets.took_host(sizes, time.perf_counter() - start)
+            return results
 
         return beside_builds
 
@@ -310,20 +334,24 @@ class CompiledGraph:
         return call
 
     def _padded_graph(self, graph: Graph) -> CompiledGraph:
-        """What compiles the padded form of the graph for a bucket; the builds of signatures that the bucket serves are
-        cancelled where it is there first."""
-        made, own = CompiledGraph(graph, self.pipeline, padded=True), weakref.ref(self)
-        of_bucket = weakref.ref(made)
+        """What compiles the padded form of the graph for a bucket."""
+        made, buckets = CompiledGraph(graph, self.pipeline, padded=True), self._buckets
+        assert buckets is not None
+        of_bucket, of_graph = weakref.ref(made), weakref.ref(buckets)
 
         def on_live() -> None:
-            found, made = own(), of_bucket()
-            if found is not None and found._buckets is not None and made is not None:
-                buckets = found._buckets
-                buckets.became_live(made)
-                found.plans.drop_unbuilt(lambda parts, _: buckets.covers(parts), "a bucket took its place")
+            inner, buckets = of_bucket(), of_graph()
+            if inner is not None and buckets is not None:
+                buckets.became_live(inner)
 
         made.plans.on_live = on_live
         return made
+
+    def _drop_unbuilt(self) -> None:
+        """Cancel the builds of signatures that a bucket serves."""
+        buckets = self._buckets
+        assert buckets is not None
+        self.plans.drop_unbuilt(lambda parts, _: buckets.covers(parts), "a bucket took its place")
 
     def forget(self, reason: str) -> None:
         """Let all plans and their executables go."""
@@ -591,6 +619,11 @@ class ImportedModel:
         caller, arrays = self.bind((), inputs)
         names = self.output_names
         return dict(zip(names, caller.run_into(arrays, names, results) if results else caller(arrays), strict=True))
+
+    def run_as_is(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """See `CompiledGraph.run_as_is`."""
+        caller, arrays = self.bind((), inputs)
+        return caller.run_as_is(arrays)
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
         """Return the CompiledGraph for the given inputs, and one argument per input of it (None: omitted)."""

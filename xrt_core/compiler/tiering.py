@@ -171,10 +171,15 @@ class TieredPipeline(Pipeline):
     def wait(self, timeout: float | None = None) -> bool:
         """See `GuardedModule.wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self.background.wait(timeout):
-            return False
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        return self._guard is None or self._guard.wait(left)
+
+        def left() -> float | None:
+            return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+        while True:
+            if not self.background.wait(left()) or not (self._guard is None or self._guard.wait(left())):
+                return False
+            if not self.background.is_pending:  # what was built may want more, such as the check of a bucket
+                return True
 
     def report(self) -> GuardReport:
         """See `GuardedModule.report`."""

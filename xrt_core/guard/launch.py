@@ -161,10 +161,11 @@ class GuardedLaunch(Launch):
         self.executable = executable
         if self.record.outcome is not None and self.record.outcome.finite_only and self._settings.finite:
             self.input_checks = input_checks(self.function, finite=True)
-        self.record.move(State.LIVE, reason)
+        self.record.move(State.LIVE, reason, settles=False)
         self._call = self._shadowed(self._on_probation)
         if self.on_live is not None:
             self.on_live()
+        self.record.settled.set()  # after what follows from it has begun, which is waited for as well
 
     def release(self, reason: str) -> None:
         """See `Launch.release`. A build that has not begun never does, one that runs in a worker process ends, the
@@ -235,7 +236,7 @@ class GuardedLaunch(Launch):
     @property
     def is_pending(self) -> bool:
         """See `Launch.is_pending`."""
-        return not self.record.settled.is_set()
+        return self.executable is None and not self.record.settled.is_set()
 
     def retry(self) -> None:
         """See `Launch.retry`."""
