@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -93,6 +93,8 @@ class Decoder:
             raise InputError(f"generate: nothing is given for the model's inputs {', '.join(missing)}; see `inputs`")
         if capacity is not None and (reason := no_padding(module)):
             raise InputError(f"generate: capacity={capacity}: {reason}")
+        self._fed = frozenset(fed - {""})
+        self._steps: Any = None
         self._arrays: list[np.ndarray] = []
         self._is_there = np.zeros((0, 0), np.int64)  # the mask: of each sequence and entry
         self._is_first = True
@@ -129,17 +131,17 @@ class Decoder:
         return self._run(self._tokens, self._is_there.cumsum(1) - 1)
 
     def _make_room(self) -> None:
-        """Bring the caches, and the mask, to their capacity, with a free entry on the left."""
+        """Bring the caches, and the mask, to their capacity, of which a step takes the leftmost entry."""
         assert self._capacity is not None
-        have, used = self._is_there.shape[1], int(self._count.max())
-        while used >= self._capacity:  # a step appends to it
+        if self._steps is None and self._caches:
+            self._steps = steps_of(self._module, self._caches, self._fed)
+        while int(self._count.max()) >= self._capacity:
             self._capacity *= 2
-        kept = self._capacity if self._caches else self._capacity - 1
-        if have == kept:
-            return
-        self._is_there, self._tokens = _resized(self._is_there, 1, kept), _resized(self._tokens, 1, kept)
+        left = self._capacity - 1
+        self._is_there, self._tokens = _resized(self._is_there, 1, left), _resized(self._tokens, 1, left)
+        size = left if self._steps is None else self._capacity
         self._arrays = [
-            a if c.is_cross or a.shape[c.length] == kept else _resized(np.asarray(a), c.length, kept)
+            a if c.is_cross or a.shape[c.length] == size else _resized(np.asarray(a), c.length, size)
             for a, c in zip(self._arrays, self._caches, strict=True)
         ]
 
@@ -153,11 +155,10 @@ class Decoder:
         if self._branch:
             feeds[self._branch] = np.array([not self._is_first])
         feeds.update({c.input: a for c, a in zip(self._caches, self._arrays, strict=True)})
-        steps = None if self._is_first or self._capacity is None else steps_of(self._module, self._caches, feeds)
-        if steps is None:
+        if self._steps is None or self._is_first:
             results = self._module.run(feeds)
         else:
-            results = dict(zip(self._module.output_names, steps.run_as_is(feeds), strict=True))
+            results = dict(zip(self._module.output_names, self._steps.run_as_is(feeds), strict=True))
         if self._caches:  # a merged decoder's outputs of cross caches are empty after the first step
             self._arrays = [
                 a if c.is_cross and not self._is_first else results[c.output]
@@ -167,7 +168,7 @@ class Decoder:
         if getattr(scores, "ndim", 0) != 3:
             raise InputError(f"generate: output {self._scores!r} is no [batch, tokens, vocabulary] of scores")
         last = np.asarray(scores)[:, -1]
-        if np.isnan(last.max()):
+        if np.isnan(np.maximum.reduce(last, axis=None)):
             raise ExecutionError(f"generate: output {self._scores!r} has NaN among the scores; no token can be chosen")
         return last
 
@@ -176,35 +177,36 @@ class Decoder:
         return x.astype(t.dtype, copy=False) if isinstance(t, TensorType) and t.dtype is not None else x
 
 
-def steps_of(module: XRTModule, caches: Sequence[Cache], inputs: Iterable[str]) -> Any:
-    """What runs single steps on caches of a fixed capacity: the module's graph, of which each cache comes back without
-    its leftmost entry; None where the module does not run graphs made of its own. inputs: that are given."""
+def steps_of(module: XRTModule, caches: Sequence[Cache], inputs: frozenset[str]) -> Any:
+    """What runs single steps on caches of a fixed capacity: the module's graph, for which the leftmost entry of each
+    cache is dropped, so that what comes back is of the size that was given; None where the module does not run graphs
+    made of its own. inputs: that are given."""
     with _lock:
-        known, given = _steps.setdefault(module, {}), frozenset(inputs)
-        if given not in known:
+        known = _steps.setdefault(module, {})
+        if inputs not in known:
             graph = module.graph
-            known[given] = None if graph is None else module.derived(_dropping(graph, module.output_names, caches))
-        return known[given]
+            known[inputs] = None if graph is None else module.derived(_dropping(graph, caches))
+        return known[inputs]
 
 
 _steps: Final[weakref.WeakKeyDictionary[XRTModule, dict[frozenset[str], Any]]] = weakref.WeakKeyDictionary()
 _lock: Final = threading.Lock()
 
 
-def _dropping(graph: Graph, names: Sequence[str], caches: Sequence[Cache]) -> Graph:
-    """The graph, whose outputs for caches lack the first entry."""
-    known = {c.output: c for c in caches if not c.is_cross}
+def _dropping(graph: Graph, caches: Sequence[Cache]) -> Graph:
+    """The graph for caches with an entry more on the left, which is not read."""
+    known = {c.input: c for c in caches if not c.is_cross}
     version = since_version("Slice", "", max(graph.opsets.get("", 0), 10))
-    nodes, outputs = list(graph.nodes), []
-    for name, v in zip(names, graph.outputs, strict=True):
-        cache = known.get(name)
+    inputs, nodes = [], []
+    for v in graph.inputs:
+        cache = known.get(v.name)
         if cache is not None:
             bounds = (Value.constant(np.array([n])) for n in (1, np.iinfo(np.int64).max, cache.length))
-            kept = Value(f"{name}.kept", TensorType(cache.dtype, (None,) * len(cache.shape)))
-            nodes.append(Node("Slice", [v, *bounds], [kept], version=version, name=f"drop {name}"))
-            v = kept
-        outputs.append(v)
-    return graph.replace(outputs=outputs, nodes=nodes)
+            whole = Value(v.name, TensorType(cache.dtype, tuple(n or None for n in cache.shape)))
+            nodes.append(Node("Slice", [whole, *bounds], [v], version=version, name=f"drop {v.name}"))
+            v = whole
+        inputs.append(v)
+    return graph.replace(inputs=inputs, nodes=[*nodes, *graph.nodes])
 
 
 def no_padding(module: XRTModule) -> str:
