@@ -392,6 +392,13 @@ class XRTModule(GuardedModule):
         if guard is not None:
             guard.start()
 
+    def derived(self, graph: Graph) -> ImportedModel | None:
+        """Return what runs a graph that was made of this model's, with the options and engines of this module; None
+        where more than these decide what answers (`accuracy`, `rollout`), and for a traced graph."""
+        from xrt_core.compiler.models import ImportedModel
+
+        return ImportedModel(graph, self._pipeline) if type(self._source) is ImportedModel else None
+
     def live(self, inputs: Mapping[str, Any]) -> LiveCall | None:
         """Return the call by which engines answer inputs like these; None where the host would, or where they need a
         compilation. Nothing is compiled or run. Raises InputError as a call does."""

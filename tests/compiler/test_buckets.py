@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import xrt_core as xrt
 from tests.fake_engines import FakeEngine, fake_engine
 from tests.passes.varying_graphs import HIDDEN, Builder, arguments, encoder
 from xrt_core.compiler import buckets
 from xrt_core.compiler.buckets import Bucket, edges, rung
-from xrt_core.compiler.models import CompiledGraph
 from xrt_core.errors import OptionError
 from xrt_core.host.executor import run_graph
 from xrt_core.ir.graph import Graph
@@ -90,36 +88,6 @@ def test_sizes_can_be_given(engine: FakeEngine, graph: Graph) -> None:
         )
     with pytest.raises(OptionError, match=r"no symbol 'n'; its inputs have b, s"):
         module_of(graph, {"n": 8})
-
-
-def test_the_host_computes_no_padding_in_the_place_of_engines(
-    engine: FakeEngine, graph: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until engines run a bucket, a call that would be mostly padding runs as it is, by one plan for all sizes."""
-    padded: list[int] = []
-    run = buckets.Buckets.run
-
-    def noted(self: Any, bucket: Bucket, sizes: Any, arrays: Any) -> Any:
-        padded.append(sizes["s"])
-        return run(self, bucket, sizes, arrays)
-
-    monkeypatch.setattr(buckets.Buckets, "run", noted)
-    with module_of(graph, {"s": (16,)}) as m:
-        with monkeypatch.context() as patch:
-            patch.setattr(CompiledGraph, "is_final", property(lambda self: False))
-            for s in (3, 12, 5, 7, 8):
-                agree(m, graph, 2, s)
-        assert padded == [12, 8]
-        caller = m._source.caller
-        assert caller is not None
-        assert len(caller.plans.plans()) == 1
-        agree(m, graph, 2, 3)
-        assert padded == [12, 8, 3]
-    with module_of(graph, {"s": (16,)}, forbid_compilation=True) as m, monkeypatch.context() as patch:
-        xrt.warmup(m, [dict(zip(("x", "ids", "mask"), arguments(np.random.default_rng(0), 2, 3), strict=True))])
-        patch.setattr(CompiledGraph, "is_final", property(lambda self: False))
-        agree(m, graph, 2, 5)
-        assert padded[-1] == 5
 
 
 def test_what_is_not_proven_runs_as_it_is(engine: FakeEngine) -> None:
@@ -224,9 +192,9 @@ def test_wrong_bucket_is_retired(engine: FakeEngine, graph: Graph) -> None:
         caller = m._source.caller
         assert caller is not None
         assert caller._buckets is not None
-        sizes = {"b": 2, "s": 5}
-        assert "'s': 7" in caller._buckets.difference(bucket, arguments(np.random.default_rng(0), 2, 5), sizes)
-        caller._buckets._check(bucket, arguments(np.random.default_rng(0), 2, 5), sizes)
+        bucket.sample = arguments(np.random.default_rng(0), 2, 5)
+        assert "'s': 7" in caller._buckets.difference(bucket, bucket.sample)
+        caller._buckets.examine(bucket)
         assert "'s': 7" in bucket.failed
         agree(m, graph, 2, 5)
         assert buckets_of(m)[0] is bucket

@@ -20,6 +20,7 @@ from tests.generation.models import (
     weights,
     with_cross_cache,
 )
+from xrt_core.compiler.models import ImportedModel
 from xrt_core.errors import ExecutionError, InputError, OptionError
 from xrt_core.generation.sampling import Sampling
 
@@ -45,6 +46,28 @@ def test_unequal_prompts(caches: bool, capacity: int | None) -> None:
         want = continued(prompt, 20)
         assert row[: len(want)].tolist() == want
         assert (row[len(want) :] == 30).all()
+
+
+@pytest.mark.parametrize("derives", [True, False])
+def test_caches_with_a_capacity_go_back_as_they_came(derives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step returns them without the entry that fell out, and takes the same arrays again; where a module does not run
+    graphs made of its own, the tokens are the same."""
+    given, made = [], []
+    run = ImportedModel.run_as_is
+
+    def noted(self: ImportedModel, inputs: Any) -> list[Any]:
+        given.append(inputs["past_key_values.0.key"])
+        made.append(run(self, inputs))
+        return made[-1]
+
+    monkeypatch.setattr(ImportedModel, "run_as_is", noted)
+    if not derives:
+        monkeypatch.setattr(xrt.XRTModule, "derived", lambda *given: None)
+    got = xrt.generate(module(), PROMPTS[:1], max_new_tokens=8, capacity=16)
+    assert got.tolist() == [continued(PROMPTS[0], 8)]
+    assert len(given) == (7 if derives else 0)
+    assert all(a.shape == (1, 2, 16, SIZE) for a in given)
+    assert all(a is results[1] for a, results in zip(given[1:], made, strict=False))
 
 
 @pytest.mark.slow

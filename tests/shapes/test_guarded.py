@@ -16,7 +16,7 @@ from tests.guard.guarded import eventually, module, not_registered, registered
 from tests.shapes.models import Builder, found_by_data
 from tests.shapes.test_plans import entries, run, symbolic
 from xrt_core.cache.store import Compilation, ExecutableStore, forget_all
-from xrt_core.compiler import models
+from xrt_core.compiler import buckets, models
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions
@@ -232,12 +232,152 @@ def test_an_exact_build_is_dropped_for_a_bucket() -> None:
     assert eventually(lambda: tested.FirstWaits.compilations == 1 and entries(m)[0].plan.launches)
     (exact,) = entries(m)[0].plan.launches
     m.run(rows(8))
-    assert eventually(lambda: not entries(m))
+    assert eventually(lambda: exact.record.reason == "cancelled: a bucket took its place")
     assert m.wait(10)
-    assert exact.record.reason == "cancelled: a bucket took its place"
+    assert not any(e.plan.launches for e in entries(m))
     np.testing.assert_allclose(run(m, rows(7)), run(module(graph, "host"), rows(7)), rtol=1e-5)
     assert "padded: n 7 to 8" in str(m.explain(rows(7)))
     assert tested.FirstWaits.compilations == 2
+
+
+def host_run(m: xrt.XRTModule, n: int) -> None:
+    """Assert that a call of `n` rows gives what the host gives."""
+    np.testing.assert_allclose(run(m, rows(n)), run(module(product(), "host"), rows(n)), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("pool")
+def test_no_call_waits_for_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the proof nor for the executable: the host answers as it is, then the bucket; a larger call has the
+    host again until a larger bucket is there. With what varies at every call no more is begun than can be built."""
+    padded: list[threading.Thread] = []
+    may_pad, pad_graph = threading.Event(), buckets.pad_graph
+
+    def slowly(*given: Any) -> Any:
+        padded.append(threading.current_thread())
+        may_pad.wait(60)
+        return pad_graph(*given)
+
+    monkeypatch.setattr(buckets, "pad_graph", slowly)
+    monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)  # none is made beside a larger one
+    monkeypatch.setattr(buckets.Buckets, "_is_for_host", lambda *given: False)
+    m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
+    host_run(m, 7)
+    assert eventually(lambda: tested.FirstWaits.compilations == 1)
+    for n in (8, 9, 10, 3):
+        host_run(m, n)
+    assert eventually(lambda: len(padded) == 1)
+    assert padded != [threading.current_thread()]
+    assert "the host answers" in str(m.explain())
+    assert len(entries(m)) == 2  # the first, exact, and that of the host for all
+    caller = m._source.caller
+    assert caller is not None
+    assert caller.buckets is not None
+    made = caller.buckets
+    may_pad.set()
+    assert m.wait(10)
+    assert [str(b) for b in made.buckets] == ["n 8"]  # that of the first call that wanted one
+    assert "padded: n 3 to 8" in str(m.explain())  # the last call
+    for n in (3, 8, 5):
+        host_run(m, n)
+    assert made.buckets[0].calls == 3
+    host_run(m, 10)
+    assert m.wait(10)
+    host_run(m, 9)
+    assert [(str(b), b.calls) for b in made.buckets] == [("n 8", 3), ("n 12", 1)]
+    tested.FirstWaits.may.set()
+
+
+@pytest.mark.usefixtures("pool")
+def test_the_host_takes_what_it_is_faster_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is little in a large bucket is the host's, as it is, while its engine takes longer for the whole; now
+    and then the engine is tried again."""
+    tested.FirstWaits.may.set()
+    monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)
+    m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
+    for n in (60, 64):
+        host_run(m, n)
+        assert m.wait(10)
+    caller = m._source.caller
+    assert caller is not None
+    assert caller.buckets is not None
+    (made,) = caller.buckets.buckets
+    host_run(m, 64)
+    assert made.calls == 1
+    caller.buckets._host_least, caller.buckets._host_pace = 1.0, 1.0
+    made.seconds = 20.0
+    host_run(m, 10)
+    assert made.calls == 1
+    caller.buckets._host_least, caller.buckets._host_pace = 1.0, 1.0  # not what that call took
+    host_run(m, 30)
+    assert made.calls == 2
+    assert made.seconds < 1.0
+    made.seconds = 20.0
+    for _ in range(15):  # 0.95 ** 14 is less than a half
+        caller.buckets._host_least, caller.buckets._host_pace = 1.0, 1.0
+        host_run(m, 10)
+    assert made.calls >= 3
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_bucket_that_no_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until another attempt is due, and succeeds, the host answers without padding; where nothing can be made, the
+    host's plans for exact sizes do."""
+    tested.FirstWaits.may.set()
+    m = module(product(), "first_waits_static", buckets="auto", **DROPPED | {"guard_retry": 0.1})
+    host_run(m, 7)
+    assert m.wait(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(tested.FirstWaits, "on_compile", lambda self, compile: 1 / 0)
+        host_run(m, 8)
+        assert m.wait(10)
+        host_run(m, 5)
+        caller = m._source.caller
+        assert caller is not None
+        assert caller.buckets is not None
+        (made,) = caller.buckets.buckets
+        assert made.inner.is_live is False
+        assert made.calls == 0
+    assert eventually(lambda: [host_run(m, 6), m.wait(10), made.calls][-1] > 0)
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_bucket_answers_no_call_before_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the background its results are compared with the host's at its edges; one that differs is never used."""
+    tested.FirstWaits.may.set()
+    seen: list[threading.Thread] = []
+
+    def differs(self: buckets.Buckets, bucket: buckets.Bucket, arrays: Any) -> str:
+        assert [a.shape for a in arrays] == [(8, 4)]
+        assert (bucket.calls, bucket.inner.is_live) == (0, True)
+        seen.append(threading.current_thread())
+        return "it differs"
+
+    monkeypatch.setattr(buckets.Buckets, "difference", differs)
+    m = module(product(), "first_waits_static", buckets="auto", **DROPPED | {"guard_verify": True})
+    for n in (7, 8, 8, 6):
+        host_run(m, n)
+        assert m.wait(10)
+    assert len(seen) == 1
+    assert seen != [threading.current_thread()]
+    caller = m._source.caller
+    assert caller is not None
+    assert caller.buckets is not None
+    (made,) = caller.buckets.buckets
+    assert (made.failed, made.calls) == ("it differs", 0)
+    assert sum(bool(e.plan.launches) for e in entries(m)) == 3  # of 7, 8 and 6 rows, exact
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_bucket_whose_making_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls go on by exact plans, and the reason is told."""
+    tested.FirstWaits.may.set()
+    monkeypatch.setattr(buckets, "pad_graph", lambda *given: 1 / 0)
+    m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
+    for n in (7, 8, 9, 9):
+        host_run(m, n)
+        assert m.wait(10)
+    assert "ZeroDivisionError" in str(m.explain())
+    assert sum(bool(e.plan.launches) for e in entries(m)) == 2  # of 7 and 9 rows: that of 8 was the host's
 
 
 def test_a_build_that_has_not_begun_never_does(pool: worker_pool.WorkerPool) -> None:

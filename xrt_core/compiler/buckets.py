@@ -3,6 +3,9 @@
 An engine of static shapes compiles for every new signature. With buckets, a call of a new signature whose dimensions
 alone differ from earlier ones is padded to a bucket that serves all smaller sizes, and its results are cut
 (`passes.padding`). Sizes that the proof does not cover are compiled as they are.
+
+Where compilation is in the background, so is all of this: until a bucket that serves a call was checked, a larger one
+answers, or the host computes the call as it is, whichever takes less time.
 """
 
 from __future__ import annotations
@@ -14,17 +17,21 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from xrt_core.errors import OptionError, nearest
 from xrt_core.events import EventLog
+from xrt_core.guard.timeouts import Cancelled
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.symbols import Declared, Expr, expression
 from xrt_core.ir.types import Dim, TensorType
+from xrt_core.options.guard_settings import retry_time
 from xrt_core.passes.padding import PaddedGraph, PaddingRefused, pad_graph
+
+if TYPE_CHECKING:
+    from xrt_core.guard.background import Plannable
 
 BucketSizes = str | tuple[tuple[str, tuple[int, ...]], ...]
 """The option: "off", "auto", or the sizes of each symbol, ascending."""
@@ -49,6 +56,8 @@ LEAST_SECONDS: Final = 1.0
 """What a compilation costs at least: an executable takes memory as well."""
 USUAL_SECONDS: Final = 5.0
 """Of a compilation, before one was measured."""
+DOUBT: Final = 0.95
+"""What the time of a bucket is multiplied with whenever the host takes a call for it: in the end it is tried again."""
 MAX_BOUND: Final = 1024
 """Signatures whose padded calls stay bound; the oldest goes first."""
 
@@ -58,8 +67,26 @@ class Runs(Protocol):
 
     plans: Any
 
+    @property
+    def is_live(self) -> bool:
+        """Whether engines run it."""
+        ...
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether executables of it are being built."""
+        ...
+
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run it on the bucket's arrays."""
+        ...
+
+    def build(self, arrays: Sequence[Any]) -> None:
+        """Plan it for the bucket's arrays; its executables are there afterwards, or being built."""
+        ...
+
+    def retry(self) -> None:
+        """Build executables again that failed, where another attempt is due."""
         ...
 
 
@@ -68,9 +95,10 @@ class Bucket:
     """One padded form and what runs it.
 
     fixed: symbols whose size is part of it. same: symbol -> the symbol of the form that stands for it. failed: why it
-    is not used any more, "" while it is. ready: whether it may serve; one that is made while a larger one serves
-    is not at first. calls: so far; valid: the sum of their volumes. used: when last, in seconds. checked: whether it
-    was compared at its edges. live: whether engines have run it.
+    is not used any more, "" while it is. calls: so far; valid: the sum of their volumes. sample: arguments of a call at
+    its full size, until it was compared with the host at its edges; checked: whether that was. seconds: that a call
+    takes, the least that was seen; 0.0 before the first. begun: when it was begun, in seconds; None once its
+    executables were there. used: when last, in seconds.
     """
 
     form: PaddedGraph
@@ -79,12 +107,14 @@ class Bucket:
     same: Mapping[str, str]
     lower: Mapping[str, int]
     failed: str = ""
-    ready: bool = True
     calls: int = 0
     valid: int = 0
+    sample: Sequence[np.ndarray] = ()
     checked: bool = False
-    live: bool = False
-    used: float = 0.0
+    seconds: float = 0.0
+    check: _Check | None = None
+    begun: float | None = None
+    used: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def sizes_for(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
@@ -103,6 +133,15 @@ class Bucket:
         return [tuple(math.prod(f.evaluate(sizes) for f in axis) for axis in axes) for axes in self.form.inputs]
 
     @property
+    def family(self) -> Hashable:
+        """See `_family`."""
+        return _family(self.fixed, self.same)
+
+    def took(self, seconds: float) -> None:
+        """Note what a run took."""
+        self.seconds = min(self.seconds or seconds, seconds)
+
+    @property
     def volume(self) -> int:
         """The product of its sizes."""
         return math.prod(self.form.buckets.values())
@@ -116,13 +155,39 @@ class Bucket:
         return " x ".join(f"{s} {n}" for s, n in self.form.buckets.items())
 
 
+class Found(NamedTuple):
+    """What answers a call. bucket: None for the host, until there is one. sizes: of the bucket's symbols, or of all."""
+
+    bucket: Bucket | None
+    sizes: Mapping[str, int]
+
+
+class _Wanted(NamedTuple):
+    """A bucket that is to be made. sizes: of its symbols; the later ones where the model ends before the first. fixed,
+    same: as of `Bucket`. own: the sizes of the call that wants it, of the bucket's symbols. beside: whether another
+    serves that call. key: what is noted where there is none to be had."""
+
+    sizes: Sequence[Mapping[str, int]]
+    fixed: Mapping[str, int]
+    same: Mapping[str, str]
+    own: Mapping[str, int]
+    beside: bool
+    key: Hashable
+
+    @property
+    def family(self) -> Hashable:
+        """See `_family`."""
+        return _family(self.fixed, self.same)
+
+
 class Buckets:
     """The buckets of one graph. Thread-safe.
 
     graph: as captured. choice: the option. make: compiles a padded graph. reference: runs the graph as it is on the
     host, for the check of a new bucket; None where results are not verified. declared: the shapes that the user
-    declared. beside: whether a bucket may be made although a larger one serves. fits: whether these may be in memory
-    together; the bucket used longest ago goes first.
+    declared. beside: whether a bucket may be made although a larger one serves. begin: prepares what it is given on
+    another thread, soon; None: what a call needs is made in that call. on_ready: called when calls may use another
+    bucket. fits: whether these may be in memory together; the bucket used longest ago goes first.
 
     Raises OptionError where the option names a symbol that no input of the graph has.
     """
@@ -136,22 +201,28 @@ class Buckets:
         reference: Callable[[Sequence[np.ndarray]], Sequence[Any]] | None = None,
         declared: Declared | None = None,
         beside: bool = True,
+        begin: Callable[[Plannable], object] | None = None,
+        on_ready: Callable[[], object] = lambda: None,
         fits: Callable[[Sequence[Runs]], bool] = lambda inner: True,
     ) -> None:
-        self._graph, self._make, self._events, self._reference = graph, make, events, reference
+        self.name = graph.name or "graph"
+        self._graph, self._compile, self._events, self._reference = graph, make, events, reference
         self._explicit = dict(choice) if not isinstance(choice, str) else None
         self._declared = _declared(graph, declared)
         self._symbols = {} if self._declared is None else _symbols(self._declared)
-        self._beside, self._fits = beside, fits
+        self._beside, self._begin, self._on_ready, self._fits = beside, begin, on_ready, fits
         self._lock = threading.RLock()
-        self._is_making = False  # a bucket, beside a larger one
+        self._in_call = threading.Lock()  # held while a bucket is made in a call
+        self._making: _Making | None = None  # on another thread
+        self._attempts, self._due = 0, 0.0
         self._seen: list[dict[str, int]] = []
         self._refused: dict[Hashable, str] = {}
-        self._none: set[Hashable] = set()  # sizes for which no bucket is made beside others
+        self._none: set[Hashable] = set()  # sizes for which there is no bucket to be had
         self._bound: dict[Hashable, None] = {}
         self._wasted = 0.0  # seconds of calls, by their share of padding, since a bucket was made
         self._cost = USUAL_SECONDS
-        self.generation = 0  # rises where a bucket becomes ready: calls look for theirs again
+        self._host_pace = self._host_least = math.inf  # seconds of the host for an element, and for a call at least
+        self.generation = 0  # rises where calls may use another bucket: they look for theirs again
         self.buckets: list[Bucket] = []
         for name in self._explicit or ():
             if name not in self._symbols:
@@ -159,8 +230,9 @@ class Buckets:
                 hint = nearest(name, self._symbols)
                 raise OptionError(f"buckets: the model has no symbol {name!r}; its inputs have {known}{hint}")
 
-    def find(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
-        """The bucket for the sizes of these arguments, made if it is worth it, and the sizes of its symbols."""
+    def find(self, arrays: Sequence[Any], at_once: bool = False) -> Found | None:
+        """What answers calls of the sizes of these arguments; a bucket is made where that is worth it. None for an
+        exact plan. at_once: make it in this call, and name it although no engine may run it yet."""
         sizes = self._sizes(arrays)
         if sizes is None:
             return None
@@ -168,56 +240,156 @@ class Buckets:
             if sizes not in self._seen:
                 self._seen.append(sizes)
                 del self._seen[:-256]
-            found = self._smallest(sizes)
-            if found is None:
-                return self._new(sizes)
-            is_lost = self._is_lost(*found)
-            if (is_lost and self._is_free) or (
-                self._may_make() and (self._explicit is None or not self._good(*found))
-            ):
-                if self._explicit is not None:
-                    wanted: Mapping[str, int] | None = {}
-                else:
-                    wanted = self._own(*found) if is_lost else self._worthwhile(sizes)
-                if wanted is None or _sizes_key(wanted or sizes) in self._none:
-                    self._make_none()
-                else:  # the larger one serves until it is ready
-                    self._is_making = True
-                    beside = sizes, wanted, [np.array(a) for a in arrays]
-                    threading.Thread(target=self._make_beside, args=beside, name="xrt-bucket").start()
-            return found
+            found = self._smallest(sizes, live=not at_once)
+            wanted = self._choice(sizes, found)
+            if found is not None and found.bucket is not None:
+                if wanted is not None:
+                    self._start(wanted, arrays)
+                if at_once or not self._is_for_host(found.bucket, found.sizes):
+                    return found
+                found.bucket.seconds *= DOUBT
+                return Found(None, sizes)
+            if self._begin is not None and not at_once:
+                return self._host_meanwhile(sizes, wanted, arrays)
+        if wanted is None:
+            return None
+        with self._in_call:  # another call may have made it
+            return self._smallest(sizes, live=False) or self.make(wanted, arrays)
 
-    def prepare(self, bucket: Bucket, arrays: Sequence[np.ndarray], at_once: bool) -> None:
-        """Plan a bucket, on its own arguments, and note how long that takes."""
-        start = time.perf_counter()
-        bucket.inner.prepare(arrays, at_once=at_once)
-        if at_once or bucket.inner.is_final:
-            self._cost = max(LEAST_SECONDS, time.perf_counter() - start)
+    def _host_meanwhile(
+        self, sizes: Mapping[str, int], wanted: _Wanted | None, arrays: Sequence[np.ndarray]
+    ) -> Found | None:
+        """The host, while a bucket for these sizes is made; None where none will be."""
+        if self._smallest(sizes, live=False) is None:
+            if wanted is None:
+                return None
+            if self._is_free:
+                self._start(wanted, arrays)
+        for b in self.buckets:
+            if not b.failed:
+                b.inner.retry()
+        return Found(None, sizes)
 
-    def _make_beside(self, sizes: dict[str, int], wanted: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None:
-        """Make and compile a bucket beside the larger one that serves meanwhile."""
-        try:
+    # --- making one ---------------------------------------------------------------------------------------------------
+
+    def _start(self, wanted: _Wanted, arrays: Sequence[np.ndarray]) -> None:
+        """Make a bucket on another thread."""
+        self._making = made = _Making(self, wanted, [np.array(a) for a in arrays])
+        if self._begin is None:
+            threading.Thread(target=made.prepare, name="xrt-bucket").start()
+        else:
+            self._begin(made)
+
+    def make(self, wanted: _Wanted, arrays: Sequence[np.ndarray]) -> Found | None:
+        """Make a bucket, with its executables or the beginning of their builds. None where there is none to be had."""
+        begun = time.monotonic()
+        form = self._padded(wanted)
+        if form is None:
+            return None
+        lower = {
+            s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
+            for s, n in form.buckets.items()
+        }
+        bucket = Bucket(form, self._compile(form.graph), wanted.fixed, wanted.same, lower, begun=begun)
+        bucket.sample = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(form.buckets), strict=True)]
+        bucket.inner.build(form.pad(bucket.sample, form.buckets))
+        with self._lock:
+            self._keep(bucket)
+        seconds = time.monotonic() - begun
+        self._events.emit(
+            "padding.bucket", level=logging.INFO, seconds=seconds, model=self._graph.name, bucket=str(bucket)
+        )
+        if self._begin is None:
+            self._note_time(bucket)
+        elif bucket.inner.is_live:
+            self.became_live(bucket.inner)
+        return Found(bucket, wanted.own)
+
+    def _padded(self, wanted: _Wanted) -> PaddedGraph | None:
+        """The padded form of a bucket; None, which is noted, where there is none that serves what it is wanted for."""
+        reason: str | None = None
+        shapes = _shapes(self._declared, wanted.fixed, wanted.same)
+        for sizes in wanted.sizes:
             try:
-                made = self._new(sizes, wanted, ready=False)
-            except Exception as e:  # in this thread nobody would hear of it; the larger bucket serves
-                made, why = None, f"{type(e).__name__}: {e}"
-                self._events.emit("padding.refused", level=logging.WARNING, model=self._graph.name, reason=why)
-            if made is None:
-                if len(self._none) >= MAX_BOUND:
-                    self._none.clear()
-                self._none.add(_sizes_key(wanted or sizes))
-                self._make_none()
-                return
-            bucket = made[0]
-            try:
-                full = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(bucket.form.buckets), strict=True)]
-                self.prepare(bucket, bucket.form.pad(full, bucket.form.buckets), True)
-            except Exception as e:  # a call with these sizes would raise it to its caller; the larger bucket does not
-                bucket.failed = f"{type(e).__name__}: {e}"
-            bucket.ready = True
-        finally:
-            self._is_making = False
-            self.generation += 1
+                form = pad_graph(self._graph, shapes, sizes)
+            except PaddingRefused as e:
+                reason = str(e)
+                continue
+            reason = None if wanted.beside else form.why_not(wanted.own)
+            if any(b.family == wanted.family and b.form.buckets == form.buckets for b in self.buckets):
+                reason = "there is such a bucket"
+            if reason is None:
+                return form
+            break
+        assert reason is not None
+        self.give_up(wanted, reason, logging.INFO)
+        return None
+
+    def give_up(self, wanted: _Wanted, reason: str, level: int) -> None:
+        """Note that there is no such bucket to be had."""
+        with self._lock:
+            self._refuse(wanted.family, reason)
+            if len(self._none) >= MAX_BOUND:
+                self._none.clear()
+            self._none.add(wanted.key)
+            self._make_none()
+        self._events.emit("padding.refused", level=level, model=self._graph.name, reason=reason)
+
+    def _refuse(self, family: Hashable, reason: str) -> None:
+        """Pad no calls of a family any more, unless it has a bucket."""
+        if not any(b.family == family and not b.failed for b in self.buckets):
+            self._refused[family] = reason
+
+    def _keep(self, made: Bucket) -> None:
+        self._wasted = 0.0
+        self.buckets.append(made)
+        while len(self.buckets) > 1 and not self._fits([b.inner for b in self.buckets]):
+            oldest = min(self.buckets[:-1], key=lambda b: b.used)
+            self.buckets.remove(oldest)
+            oldest.failed = "it was dropped, as others took its memory"
+            oldest.inner.forget(oldest.failed)
+            self._none.clear()
+
+    def became_live(self, inner: Runs) -> None:
+        """Note that engines run a bucket: it is checked, then calls may use it."""
+        for b in self.buckets:
+            if b.inner is not inner:
+                continue
+            self._note_time(b)
+            if self._serves(b):
+                self._ready()
+            elif self._begin is not None and b.check is None:
+                b.check = _Check(self, b)
+                self._begin(b.check)
+
+    def _ready(self) -> None:
+        self.generation += 1
+        self._on_ready()
+
+    def _note_time(self, bucket: Bucket) -> None:
+        if bucket.begun is not None:
+            self._cost = max(LEAST_SECONDS, time.monotonic() - bucket.begun)
+            bucket.begun = None
+
+    def forget_making(self, made: _Making) -> None:
+        """Note that what is made on another thread is done, one way or another."""
+        with self._lock:
+            if self._making is made:
+                self._making = None
+        if self._begin is None:
+            self._ready()
+
+    def postpone(self, made: _Making, first: float) -> None:
+        """Make no bucket for some seconds, as that did not come to an end: `first`, and longer after each time."""
+        self._attempts += 1
+        self._due = retry_time(first, self._attempts)
+        self.forget_making(made)
+
+    def finish(self) -> None:
+        """Wait for the bucket that is being made, or make it in this thread."""
+        made = self._making
+        if made is not None:
+            made.prepare()
 
     def _make_none(self) -> None:
         """Forget the padding of calls that should have earned a bucket: there is none to be had."""
@@ -225,20 +397,45 @@ class Buckets:
             self._wasted = 0.0
 
     def wants_another(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
-        """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one, or it
-        is next to nothing but padding."""
+        """Whether a call of these sizes should look for its bucket again: engines do not run this one, the host is
+        faster, time wasted on padding has earned another, or it is next to nothing but padding."""
+        if bucket.failed or not self._serves(bucket) or self._is_for_host(bucket, sizes):
+            return True
         if self._is_lost(bucket, sizes):
             return self._is_free and _sizes_key(self._own(bucket, sizes)) not in self._none
         return self._has_earned and not self._good(bucket, sizes) and self._may_make()
+
+    def _serves(self, bucket: Bucket) -> bool:
+        """Whether calls may use a bucket. The host would compute the padding as well, so that engines must run it."""
+        if self._begin is None:
+            return True
+        return (bucket.checked or self._reference is None) and bool(bucket.inner.is_live)
+
+    def _is_for_host(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
+        """Whether the host takes less time for a call of these sizes as it is than the bucket's engines for all of it,
+        as far as is known."""
+        if self._begin is None or self._host_least == math.inf:
+            return False
+        elements = math.prod(bucket.fixed.values()) * math.prod(sizes[s] for s in bucket.same.values())
+        return bucket.seconds > max(self._host_least, self._host_pace * elements)
+
+    def took_host(self, sizes: Mapping[str, int], seconds: float) -> None:
+        """Note what the host took for a call of these sizes of all symbols."""
+        self._host_least = min(self._host_least, seconds)
+        self._host_pace = min(self._host_pace, seconds / math.prod(sizes.values()))
 
     @property
     def _has_earned(self) -> bool:
         return self._wasted > EARNED * self._cost
 
-    def known(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
-        """The bucket that is there for these arguments, or None."""
+    def known(self, arrays: Sequence[Any]) -> Found | None:
+        """The bucket that is there for these arguments, though engines may not run it yet, or None."""
         sizes = self._sizes(arrays)
-        return None if sizes is None else self._smallest(sizes)
+        return None if sizes is None else self.known_for(sizes)
+
+    def known_for(self, sizes: Mapping[str, int]) -> Found | None:
+        """As `known`, for the sizes of all symbols."""
+        return self._smallest(sizes, live=False)
 
     def covers(self, parts: Sequence[Any]) -> bool:
         """Whether a bucket that engines run serves a signature: (dtype, shape) of each argument."""
@@ -247,7 +444,7 @@ class Buckets:
         sizes = self._declared.admits([tuple(s) for _, s in parts])
         if sizes is None or sizes.keys() != self._symbols.keys():
             return False
-        served = (b for b in self.buckets if b.ready and not b.failed and b.inner.is_final)
+        served = (b for b in self.buckets if not b.failed and self._serves(b) and b.inner.is_live)
         return any(b.sizes_for(sizes) is not None for b in served)
 
     def saved(self) -> list[dict[str, Any]]:
@@ -261,7 +458,7 @@ class Buckets:
                 "shapes": [list(s) for s in b.shapes(b.form.buckets)],
             }
             for b in self.buckets
-            if b.ready and not b.failed
+            if not b.failed
         ]
 
     def restore(
@@ -279,11 +476,11 @@ class Buckets:
         if set(fixed) | set(same) != set(self._symbols) or set(fixed) & set(same):
             raise ValueError("the symbols of a bucket are not those of the graph")
         form = pad_graph(self._graph, _shapes(self._declared, fixed, same), sizes)
-        made = Bucket(form, self._make(form.graph), dict(fixed), dict(same), dict(lower), used=time.monotonic())
+        made = Bucket(form, self._compile(form.graph), dict(fixed), dict(same), dict(lower))
         for at in (sizes, {**sizes, **dict.fromkeys(sizes, 1)}):  # what varied before
             self._seen.append({**fixed, **{s: at[t] for s, t in same.items()}})
         self.buckets.append(made)
-        made.inner.prepare(form.pad(arrays, sizes))
+        made.inner.build(form.pad(arrays, sizes))
 
     def keep(self, key: Hashable) -> Hashable | None:
         """Note a bound call; returns the key of one that is to be forgotten, or None."""
@@ -295,31 +492,31 @@ class Buckets:
             del self._bound[oldest]
             return oldest
 
-    def is_for_host(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
-        """Whether the host should compute a call of these sizes as it is: engines do not run the bucket yet, and most
-        of what the host would compute in their place is padding."""
-        bucket.live = bucket.live or bucket.inner.is_final
-        return not bucket.live and 2 * math.prod(sizes.values()) < bucket.volume
-
     def run(self, bucket: Bucket, sizes: Mapping[str, int], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The results of the graph through a bucket."""
         form = bucket.form
         start = time.perf_counter()
         results = form.cut([np.asarray(r) for r in bucket.inner(form.pad(arrays, sizes))], sizes)
-        volume = math.prod(sizes.values())
-        self._wasted += (time.perf_counter() - start) * (1 - volume / bucket.volume)
+        volume, seconds = math.prod(sizes.values()), time.perf_counter() - start
+        self._wasted += seconds * (1 - volume / bucket.volume)
+        bucket.took(seconds)
         bucket.used = time.monotonic()
         bucket.calls += 1  # without a lock: statistics
         bucket.valid += volume
-        if self._reference is not None and not bucket.checked:
-            self._begin_check(bucket, arrays, sizes)
+        if self._reference is not None and not bucket.checked and bucket.check is None and bucket.inner.is_live:
+            bucket.sample = bucket.sample or [a.copy() for a in arrays]
+            bucket.check = _Check(self, bucket)
+            threading.Thread(target=bucket.check.prepare, name="xrt-bucket").start()
         return results
 
-    def text(self, bucket: Bucket | None, sizes: Mapping[str, int] | None) -> str:
-        """The decisions about padding, human-readable, of a signature that a bucket serves, or (None) of another."""
-        if bucket is None or sizes is None:
+    def text(self, found: Found | None) -> str:
+        """The decisions about padding, human-readable, of a signature that `found` answers."""
+        if found is None:
             why = "; ".join(dict.fromkeys(self._refused.values()))
             return f"not padded: {why}" if why else "not padded: no size has varied yet"
+        bucket, sizes = found
+        if bucket is None:
+            return "not padded yet: a bucket is being made, the host answers"
         padded = (
             ", ".join(f"{s} {sizes[s]} to {n}" for s, n in bucket.form.buckets.items() if sizes[s] != n) or "nothing"
         )
@@ -339,9 +536,14 @@ class Buckets:
         sizes = self._declared.admits([a.shape for a in arrays])
         return None if sizes is None or sizes.keys() != self._symbols.keys() else sizes
 
-    def _smallest(self, sizes: Mapping[str, int]) -> tuple[Bucket, dict[str, int]] | None:
-        served = [(b, s) for b in self.buckets if b.ready and not b.failed and (s := b.sizes_for(sizes)) is not None]
-        return min(served, key=lambda bs: bs[0].whole, default=None)
+    def _smallest(self, sizes: Mapping[str, int], live: bool = True) -> Found | None:
+        """The smallest bucket for these sizes. live: of those that calls may use now."""
+        served = [
+            Found(b, s)
+            for b in self.buckets
+            if not b.failed and (not live or self._serves(b)) and (s := b.sizes_for(sizes)) is not None
+        ]
+        return min(served, key=lambda f: f.bucket.whole if f.bucket else 0, default=None)
 
     def _good(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         if self._explicit is not None:
@@ -361,8 +563,10 @@ class Buckets:
 
     @property
     def _is_free(self) -> bool:
-        """Whether a bucket may be made beside others, and none is being made."""
-        return self._beside and not self._is_making
+        """Whether a bucket may be made beside others: one after the other."""
+        if not self._beside or self._making is not None or time.monotonic() < self._due:
+            return False
+        return self._begin is None or not any(b.inner.is_pending for b in self.buckets if not b.failed)
 
     def _may_make(self) -> bool:
         if not self._is_free:  # one after the other
@@ -380,9 +584,11 @@ class Buckets:
             return None
         scale = math.prod(fixed.values())
         found = [
-            ([next(n for s, n in seen.items() if same.get(s) == t) for t in symbols], served[0].whole)
+            ([next(n for s, n in seen.items() if same.get(s) == t) for t in symbols], served.bucket.whole)
             for seen in self._seen[-LOOKED_AT:]
-            if all(seen[s] == n for s, n in fixed.items()) and (served := self._smallest(seen)) is not None
+            if all(seen[s] == n for s, n in fixed.items())
+            and (served := self._smallest(seen)) is not None
+            and served.bucket
         ]
         if not found:
             return None
@@ -400,71 +606,42 @@ class Buckets:
             return None
         return {s: int(n) for s, n in zip(symbols, candidates[best], strict=True)}
 
-    def _new(
-        self, sizes: dict[str, int], wanted: Mapping[str, int] = MappingProxyType({}), ready: bool = True
-    ) -> tuple[Bucket, dict[str, int]] | None:
-        """A new bucket, for these sizes unless others are `wanted`; None where padding is refused. ready: whether calls
-        may use it at once."""
-        with self._lock:
-            fixed, same = self._family(sizes)
-            seen_sizes = list(self._seen)
-        symbols = sorted(set(same.values()))
-        family = (tuple(sorted(fixed.items())), tuple(sorted(same.items())))
-        if not symbols or family in self._refused:
+    def _choice(self, sizes: Mapping[str, int], found: Found | None) -> _Wanted | None:
+        """The bucket that is worth making at a call of these sizes, which `found` answers; None for none."""
+        if found is None or found.bucket is None:
+            return self._for_call(sizes)
+        if not self._is_free:
             return None
+        is_lost = self._is_lost(found.bucket, found.sizes)
+        if not (is_lost or self._may_make()):
+            return None
+        if self._explicit is not None:
+            return None if self._good(found.bucket, found.sizes) else self._for_call(sizes, beside=True)
+        wanted = self._own(found.bucket, found.sizes) if is_lost else self._worthwhile(sizes)
+        if wanted is None or _sizes_key(wanted) in self._none:
+            self._make_none()
+            return None
+        fixed, same = self._family(sizes)
+        limited = {s: self._in_limits(s, n, n) for s, n in wanted.items()}
         own = {same[s]: n for s, n in sizes.items() if s in same}
+        return _Wanted((limited, wanted), fixed, same, own, True, _sizes_key(wanted))
+
+    def _for_call(self, sizes: Mapping[str, int], beside: bool = False) -> _Wanted | None:
+        """A bucket that holds a call of these sizes, and all that were seen; None where padding is refused."""
+        fixed, same = self._family(sizes)
+        own = {same[s]: n for s, n in sizes.items() if s in same}
+        hull = dict(own)
+        for seen in self._seen if self._explicit is None else ():
+            for s, n in seen.items():
+                if s in same:
+                    hull[same[s]] = max(hull[same[s]], n)
         explicit = self._explicit or {}
-        if wanted:
-            rounded = {s: self._in_limits(s, wanted[s], wanted[s]) for s in symbols}
-        else:
-            hull = dict(own)
-            for seen in seen_sizes if self._explicit is None else ():
-                for s, n in seen.items():
-                    if s in same:
-                        hull[same[s]] = max(hull[same[s]], n)
-            rounded = {s: self._in_limits(s, _rounded(hull[s], explicit.get(s)), hull[s]) for s in symbols}
-            share = math.prod(own.values()) / math.prod(rounded.values())
-            if self._explicit is None and share < 1 - HULL_WASTE and self._may_make():
-                rounded = {s: self._in_limits(s, rung(own[s]), own[s]) for s in symbols}
-        start = time.perf_counter()
-        form = reason = None
-        for buckets in (rounded, wanted or own):  # an axis of the model may end between the two
-            try:
-                form = pad_graph(self._graph, _shapes(self._declared, fixed, same), buckets)
-                break
-            except PaddingRefused as e:
-                reason = str(e)
-        if form is None:
-            assert reason is not None
-            if not any(b.same == same and b.fixed == fixed for b in self.buckets):
-                self._refused[family] = reason
-            self._events.emit("padding.refused", level=logging.INFO, model=self._graph.name, reason=reason)
-            return None
-        inner = self._make(form.graph)
-        with self._lock:
-            same_sizes = (b for b in self.buckets if b.form.buckets == form.buckets)
-            if any(b.same == same and b.fixed == fixed for b in same_sizes) or (
-                not wanted and form.why_not(own) is not None
-            ):
-                return None
-            self._wasted = 0.0
-            lower = {
-                s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
-                for s, n in form.buckets.items()
-            }
-            made = Bucket(form, inner, fixed, same, lower, used=time.monotonic(), ready=ready)
-            while self.buckets and not self._fits([b.inner for b in self.buckets]):
-                oldest = min(self.buckets, key=lambda b: b.used)
-                self.buckets.remove(oldest)
-                oldest.failed = "it was dropped, as others took its memory"
-                oldest.inner.forget(oldest.failed)
-                self._none.clear()
-            self.buckets.append(made)
-        self._events.emit(
-            "padding.bucket", level=logging.INFO, seconds=time.perf_counter() - start, model=self._graph.name,
-            bucket=str(made),
-        )  # fmt: skip
-        return made, own
+        rounded = {s: self._in_limits(s, _rounded(n, explicit.get(s)), n) for s, n in hull.items()}
+        share = math.prod(own.values()) / math.prod(rounded.values())
+        if self._explicit is None and share < 1 - HULL_WASTE and self._may_make():
+            rounded = {s: self._in_limits(s, rung(n), n) for s, n in own.items()}
+        wanted = _Wanted((rounded, own), fixed, same, own, beside, _sizes_key(sizes))
+        return None if not own or wanted.family in self._refused or wanted.key in self._none else wanted
 
     def _in_limits(self, symbol: str, rounded: int, size: int) -> int:
         """The size of a bucket within what the user declared of the symbol."""
@@ -493,28 +670,26 @@ class Buckets:
 
     # --- the check of a new bucket ------------------------------------------------------------------------------------
 
-    def _begin_check(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
-        with bucket.lock:
-            if bucket.checked or not getattr(bucket.inner, "is_final", True):
-                return
-            bucket.checked = True
-        given = [a.copy() for a in arrays]
-        threading.Thread(target=self._check, args=(bucket, given, dict(sizes)), name="xrt-bucket").start()
-
-    def _check(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
+    def examine(self, bucket: Bucket) -> None:
         """Compare the bucket's executable with the graph as it is on the host, on the lengths at its edges."""
         try:
-            why = self.difference(bucket, arrays, sizes)
+            why = self.difference(bucket, bucket.sample)
+        except Cancelled:
+            raise
         except Exception as e:  # a bucket that cannot be checked is not used
             why = f"its check failed: {type(e).__name__}: {e}"
+        bucket.sample, bucket.checked = (), True
         if why:
             bucket.failed = why
+            with self._lock:
+                self._refuse(bucket.family, why)
             level = logging.WARNING
             self._events.emit("padding.wrong", level=level, model=self._graph.name, bucket=str(bucket), error=why)
         else:
             self._events.emit("padding.checked", model=self._graph.name, bucket=str(bucket))
+        self._ready()
 
-    def difference(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> str:
+    def difference(self, bucket: Bucket, arrays: Sequence[np.ndarray]) -> str:
         """Where the bucket's results differ from the host's on the arguments of a call, stretched to the lengths at the
         bucket's edges: the full bucket, one below, one above the next smaller. "" if they do not."""
         from xrt_core.verify.compare import EXACT, compare, float_dtypes, tolerance_for
@@ -527,7 +702,9 @@ class Buckets:
             if form.why_not(at) is not None:
                 continue
             given = [stretched(a, shape) for a, shape in zip(arrays, bucket.shapes(at), strict=True)]
+            start = time.perf_counter()
             found = form.cut([np.asarray(r) for r in bucket.inner(form.pad(given, at))], at)
+            bucket.took(time.perf_counter() - start)
             for i, (got, want) in enumerate(zip(found, map(np.asarray, self._reference(given)), strict=True)):
                 if got.shape != want.shape or got.dtype != want.dtype:
                     return f"result {i} for {at} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
@@ -536,6 +713,62 @@ class Buckets:
                 if not difference.is_right:
                     return f"result {i} for {at}: {difference.reason}"
         return ""
+
+
+class _Making:
+    """A bucket that is made on another thread, once (`guard.background.Plannable`). is_dropped: never."""
+
+    is_dropped = False
+
+    def __init__(self, buckets: Buckets, wanted: _Wanted, arrays: Sequence[np.ndarray]) -> None:
+        self.name = buckets.name
+        self._buckets, self._wanted, self._arrays = buckets, wanted, arrays
+        self._lock = threading.Lock()
+        self._is_done = False
+
+    def prepare(self, inputs: Sequence[Any] | None = None) -> None:
+        """Make it."""
+        with self._lock:
+            if self._is_done:
+                return
+            self._is_done = True
+            try:
+                self._buckets.make(self._wanted, self._arrays)
+            except Cancelled:
+                raise
+            except Exception as e:  # nobody would hear of it; the host or a larger bucket serves
+                self._buckets.give_up(self._wanted, f"{type(e).__name__}: {e}", logging.WARNING)
+            finally:
+                self._buckets.forget_making(self)
+
+    def postpone(self, first: float) -> None:
+        """Let a later call begin again, after `first` seconds at the first time."""
+        self._buckets.postpone(self, first)
+
+
+class _Check:
+    """The check of a new bucket on another thread, once (`guard.background.Plannable`). is_dropped: never."""
+
+    is_dropped = False
+
+    def __init__(self, buckets: Buckets, bucket: Bucket) -> None:
+        self.name = buckets.name
+        self._buckets, self._bucket = buckets, bucket
+
+    def prepare(self, inputs: Sequence[Any] | None = None) -> None:
+        """Check it."""
+        with self._bucket.lock:
+            if not self._bucket.checked:
+                self._buckets.examine(self._bucket)
+
+    def postpone(self, first: float) -> None:
+        """Leave the bucket: its check did not come to an end."""
+        self._bucket.failed = "its check did not come to an end"
+
+
+def _family(fixed: Mapping[str, int], same: Mapping[str, str]) -> Hashable:
+    """What buckets have in common of which each may serve another's calls, but for their sizes."""
+    return tuple(sorted(fixed.items())), tuple(sorted(same.items()))
 
 
 def _sizes_key(sizes: Mapping[str, int]) -> Hashable:

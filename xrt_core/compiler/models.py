@@ -17,19 +17,21 @@ import numpy as np
 
 from xrt_core.cache.lru import LRU
 from xrt_core.cache.model_file import is_model_file
-from xrt_core.compiler.buckets import Bucket, Buckets
+from xrt_core.compiler.buckets import Bucket, Buckets, Found
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Optimised, Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.errors import InputError, ModelLoadError, describe, nearest
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.estimators import is_estimator, onnx_of
+from xrt_core.host.blas_threads import fewer_on_busy_machine
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
 from xrt_core.ir.operator_libraries import open_libraries
 from xrt_core.ir.schema import domain_versions, undefined_operator
 from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.options import Options
+from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import from_numpy, is_array, plain_arrays, texts_of, to_numpy
 from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
@@ -71,9 +73,10 @@ class CompiledGraph:
             i for i, v in enumerate(self.graph.inputs) if isinstance(v.type, TensorType) and v.type.dtype == STRING
         ]
         self._buckets: Buckets | None = None
-        self._last_padded: tuple[Bucket, Mapping[str, int]] | None = None
+        self._last_found: Found | None = None  # of the last new signature, by the buckets
         if pipeline.options.buckets != "off" and not padded and not self._by_value:
-            reference = None if pipeline.options.guard is False else self.on_host
+            guard = GuardSettings.of(pipeline.options)
+            reference = self.on_host if guard is not None and guard.verify else None
             self._buckets = Buckets(
                 self.graph,
                 pipeline.options.buckets,
@@ -82,14 +85,37 @@ class CompiledGraph:
                 reference,
                 self.declared,
                 not pipeline.options.forbid_compilation,
+                pipeline.begin,
+                self._drop_unbuilt,
                 lambda made: pipeline.fits_in_memory(p for g in made for p in g.plans.plans()),
             )
 
     @property
-    def is_final(self) -> bool:
-        """Whether engines answer calls of the last new signature: no baseline plan does, and no host for a cluster."""
+    def is_live(self) -> bool:
+        """Whether an engine runs a cluster of the last new signature, and no executable is still to come."""
+        launches = self._launches
+        return any(x.executable is not None for x in launches) and not any(x.is_pending for x in launches)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether executables of the last new signature are being built."""
+        return any(x.is_pending for x in self._launches)
+
+    @property
+    def _launches(self) -> Sequence[Launch]:
         plan = self.final
-        return plan is not None and all(x.executable is not None for x in plan.launches)
+        return () if plan is None else plan.launches
+
+    def build(self, arrays: Sequence[Any]) -> None:
+        """Plan for engines for the signature of these arguments, and begin what is built beside the host."""
+        self.prepare(arrays, at_once=True)
+        if self.final is not None:
+            self.pipeline.begin_builds(self.final, arrays)
+
+    def retry(self) -> None:
+        """Build executables of the last new signature again that failed, where another attempt is due."""
+        for launch in self._launches:
+            launch.retry()
 
     @property
     def final(self) -> Planned | None:
@@ -155,6 +181,23 @@ class CompiledGraph:
             return filled
         return [x if x is not None else r for r, x in zip(back(filled), wanted, strict=True)]
 
+    def run_as_is(self, arrays: Sequence[Any]) -> list[Any]:
+        """As a call, with results as their engines made them, in arrays of whatever library: for what is given to a
+        later call, which then converts nothing. Without buckets."""
+        parts = self.key(arrays)
+        key = None if parts is None else ("as is", parts)
+        found = self._calls.get(key)
+        if found is None:
+            self._last, self._last_found = self.plans.entry_for(self.checked(arrays)), None
+            plan = self._last.plan
+            assert isinstance(plan, Planned)
+            found = bind(plan, arrays, plan.engines, *plan.host, as_is=True), self._last
+            if key is not None:
+                self.plans.bind(key, found[0], plan, self._last)
+        call, entry = found
+        entry.used = self._clock()
+        return call(arrays)
+
     def _with_texts(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The arguments, those for tensors of strings as `texts_of` gives them."""
         if not self._texts:
@@ -215,18 +258,18 @@ class CompiledGraph:
         arrays, _ = plain_arrays(arrays)
         checked = self.checked(arrays)
         generation = 0 if self._buckets is None else self._buckets.generation  # one may become ready from here on
-        # an engine of dynamic shapes needs no padding
-        found = (
-            None if self._buckets is None or self.pipeline.symbolic_after is not None else self._buckets.find(checked)
-        )
-        if found is not None:
-            return self._padded_call(*found, generation, arrays, checked, key, at_once)
+        if self._buckets is not None and self.pipeline.symbolic_after is None:  # else no padding is needed
+            self._last_found = found = self._buckets.find(checked, at_once)
+            if found is not None and found.bucket is None:
+                return self._host_call(found.sizes, arrays, checked)
+            if found is not None and found.bucket is not None:
+                return self._padded_call(found.bucket, found.sizes, generation, arrays, key)
         entry = self.plans.entry_for(checked)
         plan = entry.plan
         assert isinstance(plan, Planned)
         if at_once:
             plan = _final(plan)
-        self._last, self._last_padded = entry, None
+        self._last = entry
         call = bind(plan, arrays, plan.engines, *plan.host)
         often = isinstance(entry, SymbolicEntry) and not isinstance(plan, BaselinePlan)
         if often and self.pipeline.may_place_beside and not isinstance(call, DeviceCall):
@@ -252,37 +295,38 @@ class CompiledGraph:
 
         return watched
 
+    def _host_call(self, sizes: Mapping[str, int], arrays: Sequence[Any], checked: Sequence[Any]) -> BoundCall:
+        """The call by the host's plan for all sizes, which is not kept: the next one may have a bucket."""
+        self._last = self.plans.host_entry(checked)
+        plan = self._last.plan
+        assert isinstance(plan, Planned)
+        call, buckets = bind(plan, arrays, plan.engines, *plan.host), self._buckets
+        assert buckets is not None
+
+        def beside_builds(arrays: Sequence[Any]) -> list[Any]:
+            start = time.perf_counter()
+            with fewer_on_busy_machine():
+                results = call(arrays)
+            buckets.took_host(sizes, time.perf_counter() - start)
+            return results
+
+        return beside_builds
+
     def _padded_call(
-        self,
-        bucket: Bucket,
-        sizes: Mapping[str, int],
-        generation: int,
-        arrays: Sequence[Any],
-        checked: Sequence[Any],
-        key: Hashable,
-        at_once: bool,
+        self, bucket: Bucket, sizes: Mapping[str, int], generation: int, arrays: Sequence[Any], key: Hashable
     ) -> BoundCall:
-        """Return the call that pads arguments like these to a bucket and cuts the results. generation: of the buckets
-        when this one was found."""
+        """The call that pads arguments like these to a bucket and cuts the results. generation: of the buckets when
+        this one was found."""
         buckets = self._buckets
         assert buckets is not None
-        if at_once or bucket.inner.last is None:
-            buckets.prepare(bucket, bucket.form.pad(checked, sizes), at_once)
         out = from_numpy(family_of_first(arrays) or "numpy")
-        may_plan = not self.pipeline.options.forbid_compilation
 
         def call(arrays: Sequence[Any]) -> list[Any]:
-            if bucket.failed or buckets.generation != generation or buckets.wants_another(bucket, sizes):
+            if buckets.generation != generation or buckets.wants_another(bucket, sizes):
                 return self.prepare(arrays)(arrays)
-            given = [to_numpy(a) for a in arrays]
-            if may_plan and buckets.is_for_host(bucket, sizes):
-                results = self.plans.host_entry(given).plan.run(given)
-                bucket.inner.begin(bucket.form.pad(given, sizes))
-                return [out(to_numpy(r)) for r in results]
-            return [out(r) for r in buckets.run(bucket, sizes, given)]
+            return [out(r) for r in buckets.run(bucket, sizes, [to_numpy(a) for a in arrays])]
 
         self._last = bucket.inner._last
-        self._last_padded = bucket, sizes
         key = self.key(arrays) if key is None else key
         if key is not None and self._last is not None:
             self._calls[key] = call, self._last
@@ -292,18 +336,24 @@ class CompiledGraph:
         return call
 
     def _padded_graph(self, graph: Graph) -> CompiledGraph:
-        """What compiles the padded form of the graph for a bucket; the builds of signatures that the bucket serves are
-        cancelled where it is there first."""
-        made, own = CompiledGraph(graph, self.pipeline, padded=True), weakref.ref(self)
+        """What compiles the padded form of the graph for a bucket."""
+        made, buckets = CompiledGraph(graph, self.pipeline, padded=True), self._buckets
+        assert buckets is not None
+        of_bucket, of_graph = weakref.ref(made), weakref.ref(buckets)
 
         def on_live() -> None:
-            found = own()
-            if found is not None and found._buckets is not None:
-                buckets = found._buckets
-                found.plans.drop_unbuilt(lambda parts, _: buckets.covers(parts), "a bucket took its place")
+            inner, buckets = of_bucket(), of_graph()
+            if inner is not None and buckets is not None:
+                buckets.became_live(inner)
 
         made.plans.on_live = on_live
         return made
+
+    def _drop_unbuilt(self) -> None:
+        """Cancel the builds of signatures that a bucket serves."""
+        buckets = self._buckets
+        assert buckets is not None
+        self.plans.drop_unbuilt(lambda parts, _: buckets.covers(parts), "a bucket took its place")
 
     def forget(self, reason: str) -> None:
         """Let all plans and their executables go."""
@@ -320,7 +370,7 @@ class CompiledGraph:
         """Start compiling for the signature of these arguments in the background; nothing is run in this thread."""
         checked = self.checked(arrays)
         entry = self.plans.entry_for(checked)
-        self._last, self._last_padded = entry, None
+        self._last, self._last_found = entry, None
         if isinstance(entry.plan, BaselinePlan):
             entry.plan.begin(checked)
 
@@ -340,8 +390,10 @@ class CompiledGraph:
 
     def finish(self) -> None:
         """Complete the tier-up of every signature that still runs its baseline plan."""
-        for bucket in self._buckets.buckets if self._buckets is not None else ():
-            bucket.inner.finish()
+        if self._buckets is not None:
+            self._buckets.finish()
+            for bucket in self._buckets.buckets:
+                bucket.inner.finish()
         for plan in self.plans.plans():
             if isinstance(plan, BaselinePlan):
                 plan.finish()
@@ -413,30 +465,41 @@ class CompiledGraph:
     def explain(self, arrays: Sequence[Any] | None) -> Explanation:
         """Return the decisions for the signature of these arguments; None: the last new one, or the declared types."""
         if arrays is None and self.last is not None:
-            explanation = _final(self.last).explain()
-            return explanation if self._buckets is None else self._with_padding(explanation, self._last_padded)
+            found = self._answering
+            if found is not None and found.bucket is not None:
+                return self._with_padding(found.bucket.inner.explain(None), found)
+            return self._with_padding(_final(self.last).explain(), found)
         if arrays is None:
             arrays = self.example()
         checked = self.checked(arrays)
         plan = self.plans.known_plan(checked)
         found = self._buckets.known(checked) if self._buckets is not None and plan is None else None
-        if found is not None:
-            bucket, sizes = found
-            return self._with_padding(bucket.inner.explain(bucket.form.pad(checked, sizes)), found)
+        if found is not None and found.bucket is not None:
+            inner = found.bucket.inner.explain(found.bucket.form.pad(checked, found.sizes))
+            return self._with_padding(inner, found)
         explanation = _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explain()
-        return explanation if self._buckets is None else self._with_padding(explanation, None)
+        return self._with_padding(explanation, None)
+
+    @property
+    def _answering(self) -> Found | None:
+        """What answers calls of the last new signature, if that is a matter of buckets."""
+        found = self._last_found
+        if found is None or found.bucket is not None or self._buckets is None:
+            return found
+        return self._buckets.known_for(found.sizes) or found
 
     def explained(self) -> Explanation | None:
         """Return the decisions for the last new signature; None before the first, and where the plan with engines is
         still being made. Nothing is compiled."""
-        plan = self.last
-        plan = plan.final if isinstance(plan, BaselinePlan) else plan
+        found = self._answering
+        if found is not None:
+            return None if found.bucket is None else found.bucket.inner.explained()
+        plan = self.final
         return None if plan is None else plan.explain()
 
-    def _with_padding(self, explanation: Explanation, served: tuple[Bucket, Mapping[str, int]] | None) -> Explanation:
-        """Return the explanation with what was decided about buckets. served: the bucket of the signature, if any."""
-        assert self._buckets is not None
-        return replace(explanation, padding=self._buckets.text(*(served or (None, None))))
+    def _with_padding(self, explanation: Explanation, found: Found | None) -> Explanation:
+        """The explanation with what was decided about buckets, where there are any. found: what answers the calls."""
+        return explanation if self._buckets is None else replace(explanation, padding=self._buckets.text(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,6 +619,11 @@ class ImportedModel:
         caller, arrays = self.bind((), inputs)
         names = self.output_names
         return dict(zip(names, caller.run_into(arrays, names, results) if results else caller(arrays), strict=True))
+
+    def run_as_is(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """See `CompiledGraph.run_as_is`."""
+        caller, arrays = self.bind((), inputs)
+        return caller.run_as_is(arrays)
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
         """Return the CompiledGraph for the given inputs, and one argument per input of it (None: omitted)."""

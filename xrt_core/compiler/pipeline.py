@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -50,6 +50,7 @@ from xrt_core.runtime.scheduler import independent_lanes
 from xrt_core.runtime.varying import VaryingShapes
 
 if TYPE_CHECKING:
+    from xrt_core.guard.background import Plannable
     from xrt_core.guard.record import GuardReport
 
 
@@ -457,6 +458,14 @@ class Pipeline:
     def place_beside(self, cache: PlanCache, captured: Captured, arrays: Sequence[np.ndarray]) -> None:
         """Make an exact plan for the signature of these arguments in the background. It answers in the place of the
         symbolic one if an engine of static shapes was the fastest."""
+
+    @property
+    def begin(self) -> Callable[[Plannable], object] | None:
+        """What prepares a plan on the process's planning thread; None where calls compile what they need."""
+        return None
+
+    def begin_builds(self, made: Planned, arrays: Sequence[Any]) -> None:
+        """Begin to build what is built beside the host. arrays: of a call, of which ranges of values are taken."""
 
     @property
     def accelerated(self) -> Pipeline:

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from xrt_core.compiler.services import Chosen, Services, build_services
 from xrt_core.compiler.stages import Captured, Planned
 from xrt_core.errors import EngineUnavailableError, XRTError
 from xrt_core.events import EventLog
-from xrt_core.guard.background import BackgroundCompiler
+from xrt_core.guard.background import BackgroundCompiler, Plannable
 from xrt_core.guard.timeouts import in_background, native_call
 from xrt_core.host.blas_threads import fewer_on_busy_machine
 from xrt_core.ir.function import Function
@@ -136,6 +137,18 @@ class TieredPipeline(Pipeline):
         return plan
 
     @property
+    def begin(self) -> Callable[[Plannable], object] | None:
+        """See `Pipeline.begin`."""
+        return None if self.options.forbid_compilation else partial(self.background.begin, inputs=None)
+
+    def begin_builds(self, made: Planned, arrays: Sequence[Any]) -> None:
+        """See `Pipeline.begin_builds`."""
+        guard = self.accelerated.services.guard
+        if guard is not None:
+            ranges = ranges_of(arrays) if self.background.settings.verify else ()
+            guard.begin_all(made.launches, _ranges_of_clusters(made.partitioned.graph, ranges))
+
+    @property
     def may_place_beside(self) -> bool:
         """See `Pipeline.may_place_beside`: where engines of static shapes compete with others."""
         return self.symbolic_after == STATIC_FIRST and not self.options.forbid_compilation
@@ -158,10 +171,15 @@ class TieredPipeline(Pipeline):
     def wait(self, timeout: float | None = None) -> bool:
         """See `GuardedModule.wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self.background.wait(timeout):
-            return False
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        return self._guard is None or self._guard.wait(left)
+
+        def left() -> float | None:
+            return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+        while True:
+            if not self.background.wait(left()) or not (self._guard is None or self._guard.wait(left())):
+                return False
+            if not self.background.is_pending:  # what was built may want more, such as the check of a bucket
+                return True
 
     def report(self) -> GuardReport:
         """See `GuardedModule.report`."""

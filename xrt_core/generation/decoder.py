@@ -12,14 +12,17 @@ https://huggingface.co/docs/transformers/llm_tutorial#padding-side
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from xrt_core.errors import ExecutionError, InputError
-from xrt_core.ir.graph import Node, every_node
+from xrt_core.ir.graph import Graph, Node, Value, every_node
 from xrt_core.ir.op_traits import traits_of
+from xrt_core.ir.schema import since_version
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 
@@ -90,9 +93,12 @@ class Decoder:
             raise InputError(f"generate: nothing is given for the model's inputs {', '.join(missing)}; see `inputs`")
         if capacity is not None and (reason := no_padding(module)):
             raise InputError(f"generate: capacity={capacity}: {reason}")
+        self._fed = frozenset(fed - {""})
+        self._steps: Any = None
         self._arrays: list[np.ndarray] = []
         self._is_there = np.zeros((0, 0), np.int64)  # the mask: of each sequence and entry
         self._is_first = True
+        self._count = np.zeros((0, 1), np.int64)  # of tokens of each sequence
         self._tokens = np.zeros((0, 0), np.int64)  # where there are no caches
 
     def start(self, ids: np.ndarray, is_there: np.ndarray) -> np.ndarray:
@@ -108,6 +114,7 @@ class Decoder:
         batch = len(ids)
         self._arrays = [np.zeros(_with(c.shape, {c.batch: batch, c.length: 0}), c.dtype) for c in self._caches]
         self._is_there, self._tokens, self._is_first = is_there, ids, True
+        self._count = is_there.sum(1, keepdims=True)
         return self._run(ids, is_there.cumsum(1) - 1)
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
@@ -117,24 +124,25 @@ class Decoder:
             self._make_room()
         self._is_first = False
         self._is_there = np.concatenate([self._is_there, one], 1)
-        self._tokens = np.concatenate([self._tokens, tokens[:, None]], 1)
+        self._count = self._count + 1
         if self._caches:
-            return self._run(tokens[:, None], self._is_there.sum(1, keepdims=True) - 1)
+            return self._run(tokens[:, None], self._count - 1)
+        self._tokens = np.concatenate([self._tokens, tokens[:, None]], 1)
         return self._run(self._tokens, self._is_there.cumsum(1) - 1)
 
     def _make_room(self) -> None:
-        """Bring the caches, and the mask, to their capacity, with a free entry on the left."""
+        """Bring the caches, and the mask, to their capacity, of which a step takes the leftmost entry."""
         assert self._capacity is not None
-        have, used = self._is_there.shape[1], int(self._is_there.sum(1).max())
-        kept = self._capacity if self._caches else self._capacity - 1  # a step appends to it
-        while used > kept:
+        if self._steps is None and self._caches:
+            self._steps = steps_of(self._module, self._caches, self._fed)
+        while int(self._count.max()) >= self._capacity:
             self._capacity *= 2
-            kept = self._capacity if self._caches else self._capacity - 1
-        if have == kept:
-            return
-        self._is_there, self._tokens = _resized(self._is_there, 1, kept), _resized(self._tokens, 1, kept)
+        left = self._capacity - 1
+        self._is_there, self._tokens = _resized(self._is_there, 1, left), _resized(self._tokens, 1, left)
+        size = left if self._steps is None else self._capacity
         self._arrays = [
-            a if c.is_cross else _resized(a, c.length, kept) for a, c in zip(self._arrays, self._caches, strict=True)
+            a if c.is_cross or a.shape[c.length] == size else _resized(np.asarray(a), c.length, size)
+            for a, c in zip(self._arrays, self._caches, strict=True)
         ]
 
     def _run(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -147,7 +155,10 @@ class Decoder:
         if self._branch:
             feeds[self._branch] = np.array([not self._is_first])
         feeds.update({c.input: a for c, a in zip(self._caches, self._arrays, strict=True)})
-        results = self._module.run(feeds)
+        if self._steps is None or self._is_first:
+            results = self._module.run(feeds)
+        else:
+            results = dict(zip(self._module.output_names, self._steps.run_as_is(feeds), strict=True))
         if self._caches:  # a merged decoder's outputs of cross caches are empty after the first step
             self._arrays = [
                 a if c.is_cross and not self._is_first else results[c.output]
@@ -156,14 +167,46 @@ class Decoder:
         scores = results[self._scores]
         if getattr(scores, "ndim", 0) != 3:
             raise InputError(f"generate: output {self._scores!r} is no [batch, tokens, vocabulary] of scores")
-        last = np.asarray(scores[:, -1])
-        if np.isnan(last).any():
+        last = np.asarray(scores)[:, -1]
+        if np.isnan(np.maximum.reduce(last, axis=None)):
             raise ExecutionError(f"generate: output {self._scores!r} has NaN among the scores; no token can be chosen")
         return last
 
     def _as(self, name: str, x: np.ndarray) -> np.ndarray:
         t = self._types[name]
         return x.astype(t.dtype, copy=False) if isinstance(t, TensorType) and t.dtype is not None else x
+
+
+def steps_of(module: XRTModule, caches: Sequence[Cache], inputs: frozenset[str]) -> Any:
+    """What runs single steps on caches of a fixed capacity: the module's graph, for which the leftmost entry of each
+    cache is dropped, so that what comes back is of the size that was given; None where the module does not run graphs
+    made of its own. inputs: that are given."""
+    with _lock:
+        known = _steps.setdefault(module, {})
+        if inputs not in known:
+            graph = module.graph
+            known[inputs] = None if graph is None else module.derived(_dropping(graph, caches))
+        return known[inputs]
+
+
+_steps: Final[weakref.WeakKeyDictionary[XRTModule, dict[frozenset[str], Any]]] = weakref.WeakKeyDictionary()
+_lock: Final = threading.Lock()
+
+
+def _dropping(graph: Graph, caches: Sequence[Cache]) -> Graph:
+    """The graph for caches with an entry more on the left, which is not read."""
+    known = {c.input: c for c in caches if not c.is_cross}
+    version = since_version("Slice", "", max(graph.opsets.get("", 0), 10))
+    inputs, nodes = [], []
+    for v in graph.inputs:
+        cache = known.get(v.name)
+        if cache is not None:
+            bounds = (Value.constant(np.array([n])) for n in (1, np.iinfo(np.int64).max, cache.length))
+            whole = Value(v.name, TensorType(cache.dtype, tuple(n or None for n in cache.shape)))
+            nodes.append(Node("Slice", [whole, *bounds], [v], version=version, name=f"drop {v.name}"))
+            v = whole
+        inputs.append(v)
+    return graph.replace(inputs=inputs, nodes=[*nodes, *graph.nodes])
 
 
 def no_padding(module: XRTModule) -> str:

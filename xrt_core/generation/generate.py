@@ -58,21 +58,35 @@ def generate(
     if capacity is None and _is_static(module) and not no_padding(module):
         capacity = -(-(longest + max_new_tokens) // _STEP) * _STEP
     decoder = Decoder(module, inputs or {}, capacity or None)
-    ids = np.array([np.pad(r, (longest - len(r), 0), constant_values=pad) for r in rows])
-    is_there = np.array([np.arange(longest) >= longest - len(r) for r in rows], np.int64)
+    tokens = np.full((len(rows), longest + max_new_tokens), pad, np.int64)
+    first = np.array([longest - len(r) for r in rows])  # where each begins
+    for row, r, begin in zip(tokens, rows, first, strict=True):
+        row[begin:longest] = r
+    after = np.full(len(rows), longest)  # where each ends
     random = np.random.default_rng(seed)
     is_open = np.ones(len(rows), bool)
     chosen: np.ndarray | None = None
-    for _ in range(max_new_tokens):
-        scores = decoder.start(ids, is_there) if chosen is None else decoder.step(chosen)
-        chosen = np.where(is_open, sampling.choose(scores, rows, random), pad)
-        rows = [np.append(r, t) if more else r for r, t, more in zip(rows, chosen, is_open, strict=True)]
+    for n in range(longest, longest + max_new_tokens):
+        if chosen is None:
+            scores = decoder.start(tokens[:, :n].copy(), (np.arange(n) >= first[:, None]).astype(np.int64))
+        else:
+            scores = decoder.step(chosen)
+        seen = [] if repetition_penalty == 1.0 else [row[b:n] for row, b in zip(tokens, first, strict=True)]
+        chosen = sampling.choose(scores, seen, random)
+        if ends.size:
+            chosen = np.where(is_open, chosen, pad)
+        tokens[:, n] = chosen
+        after += is_open
         has_ended = callback is not None and callback(np.where(is_open, chosen, -1)) is True
-        is_open &= ~np.isin(chosen, ends)
+        if ends.size:
+            is_open &= ~(chosen[:, None] == ends).any(1)
         if has_ended or not is_open.any():
             break
-    width = max(len(r) for r in rows)
-    return np.array([np.pad(r, (0, width - len(r)), constant_values=pad) for r in rows])
+    width = int((after - first).max())
+    made = np.full((len(rows), width), pad, np.int64)
+    for row, found, begin, end in zip(made, tokens, first, after, strict=True):
+        row[: end - begin] = found[begin:end]
+    return made
 
 
 def _check_counts(**given: Any) -> None:

@@ -42,7 +42,9 @@ class Sampling:
 
     def choose(self, scores: np.ndarray, tokens: list[np.ndarray], random: np.random.Generator) -> np.ndarray:
         """The next token of each sequence, int64 [batch]. scores: floats [batch, vocabulary]. tokens: of each sequence
-        so far."""
+        so far, for the repetition penalty."""
+        if self.temperature == 0 and self.repetition_penalty == 1.0:
+            return np.asarray(scores.argmax(-1), np.int64)
         scores = scores.astype(np.float32, copy=True)
         if self.repetition_penalty != 1.0:
             for row, seen in zip(scores, tokens, strict=True):

@@ -121,6 +121,12 @@ class BackgroundCompiler:
             records = list(self._records)
         return all(r.done.wait(None if deadline is None else max(deadline - time.monotonic(), 0)) for r in records)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a compilation that was started has not ended."""
+        with self._lock:
+            return any(not r.done.is_set() for r in self._records)
+
     def rows(self) -> list[Mapping[str, Any]]:
         """The pending compilations, and those that failed and were not retried."""
         with self._lock:

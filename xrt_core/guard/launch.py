@@ -105,7 +105,7 @@ class GuardedLaunch(Launch):
         record: ClusterRecord,
         settings: GuardSettings,
         failures: FailureSink,
-        build: Callable[[GuardedLaunch, Arrays, bool], None],
+        build: Callable[[GuardedLaunch, Arrays | None, bool], None],
     ) -> None:
         policy = FailurePolicy(settings.failures)
         super().__init__(function, engine, None, host, policy=policy, reads=not converters.takes_from(engine))
@@ -161,10 +161,11 @@ class GuardedLaunch(Launch):
         self.executable = executable
         if self.record.outcome is not None and self.record.outcome.finite_only and self._settings.finite:
             self.input_checks = input_checks(self.function, finite=True)
-        self.record.move(State.LIVE, reason)
+        self.record.move(State.LIVE, reason, settles=False)
         self._call = self._shadowed(self._on_probation)
         if self.on_live is not None:
             self.on_live()
+        self.record.settled.set()  # after what follows from it has begun, which is waited for as well
 
     def release(self, reason: str) -> None:
         """See `Launch.release`. A build that has not begun never does, one that runs in a worker process ends, the
@@ -232,10 +233,25 @@ class GuardedLaunch(Launch):
 
     # --- calls, by state -------------------------------------------------------------------------------------------
 
-    def _waiting(self, arrays: Arrays) -> Arrays:
+    @property
+    def is_pending(self) -> bool:
+        """See `Launch.is_pending`."""
+        return self.executable is None and not self.record.settled.is_set()
+
+    def retry(self) -> None:
+        """See `Launch.retry`."""
+        if self._is_due:
+            self._build(self, None, False)
+
+    @property
+    def _is_due(self) -> bool:
         record = self.record
         is_retried = record.state in (State.FAILED, State.REJECTED) and time.monotonic() >= record.retry_at
-        due = record.state is State.QUEUED or is_retried
+        return record.state is State.QUEUED or is_retried
+
+    def _waiting(self, arrays: Arrays) -> Arrays:
+        record = self.record
+        due = self._is_due
         if due:
             self._build(self, arrays, True)
             if record.state is State.LIVE:

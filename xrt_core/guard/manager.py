@@ -237,7 +237,7 @@ class GuardManager:
         if seconds != 0.0:
             job.done.wait(seconds)
 
-    def _build(self, launch: GuardedLaunch, arrays: Sequence[Any], before_answer: bool) -> None:
+    def _build(self, launch: GuardedLaunch, arrays: Sequence[Any] | None, before_answer: bool) -> None:
         """Start a build for a call. A synchronous guard does it before the answer; an asynchronous one after it, so
         that the host's result is not delayed, unless a cached executable will answer sooner than the host."""
         if not self.settings.asynchronous:

@@ -133,12 +133,15 @@ class ClusterRecord:
         if self.state is not State.REJECTED:
             self._enter(State.QUEUED, reason)
 
-    def move(self, state: State, reason: str = "") -> None:
-        """Enter a state. Raises InternalError unless `TRANSITIONS` allows it."""
+    def move(self, state: State, reason: str = "", settles: bool = True) -> None:
+        """Enter a state. settles: whether those who wait for its build go on, if it ends with this state.
+
+        Raises InternalError unless `TRANSITIONS` allows it.
+        """
         with self._lock:
             if state not in TRANSITIONS[self.state]:
                 raise InternalError(f"cluster {self.name}: {self.state.name} cannot become {state.name} ({reason})")
-            self._enter(state, reason)
+            self._enter(state, reason, settles)
 
     def move_from(self, expected: State, state: State, reason: str = "") -> bool:
         """Compare and swap: enter a state if the present one is `expected`. Returns whether it was."""
@@ -160,13 +163,13 @@ class ClusterRecord:
         with self._lock:
             self.reason = reason
 
-    def _enter(self, state: State, reason: str) -> None:
+    def _enter(self, state: State, reason: str, settles: bool = True) -> None:
         self.state, self.reason = state, reason
         self.history.append(Transition(time.time(), state, reason))
-        if state in (State.LIVE, State.FAILED, State.REJECTED):
-            self.settled.set()
-        else:
+        if state not in (State.LIVE, State.FAILED, State.REJECTED):
             self.settled.clear()
+        elif settles:
+            self.settled.set()
 
     def postpone(self, first: float) -> None:
         """Schedule the next retry: after `first` seconds, four times later after each attempt, at most an hour."""

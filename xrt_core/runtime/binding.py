@@ -29,12 +29,14 @@ _OWN: Final = (np.ndarray, list, dict, type(None))
 """Types of results on the host that are the caller's as they are."""
 
 
-def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_device: str) -> Call:
+def bind(
+    plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_device: str, *, as_is: bool = False
+) -> Call:
     """The plan as a call with arrays like these: of the same types, shapes and dtypes. The hot path of every call.
 
     engines: those that take part. xp, host_device: the host's namespace, and where it computes. Results are in the
-    family of the first array. An array on a device goes as it is, or in place, to an engine that takes such arrays
-    there; all else goes in as NumPy arrays.
+    family of the first array; as_is: they are what computed them made, where there is no device with streams. An array
+    on a device goes as it is, or in place, to an engine that takes such arrays there; all else goes in as NumPy arrays.
     """
     place = _place(engines, host_device)
     if place is not None:
@@ -50,6 +52,8 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_devi
     readable = all(device_kind(device).numpy_readable for _, device in engines.values())
     if family == "numpy":
         out = _writable if HOST not in plan.spaces and readable else lambda r: _writable(to_numpy(r))
+    if as_is:
+        out = _same
     plain = np.ndarray if out is _writable else None  # what needs no conversion
 
     def call(arrays: Sequence[Any]) -> list[Any]:
@@ -74,6 +78,10 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_devi
         return [out(r) for r in plan.run_on_host(arrays, failure, engine)]
 
     return call
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def _writable(x: Any) -> Any:

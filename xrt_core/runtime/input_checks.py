@@ -28,6 +28,7 @@ from xrt_core.ir.types import Dim
 from xrt_core.runtime.arrays import to_numpy
 
 _FEW: Final = 1 << 16  # elements
+_HANDFUL: Final = 32  # elements, of which Python finds the least in a tenth of the time that NumPy takes
 _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
 """Moving operators whose results have elements of other inputs than the first."""
 
@@ -53,7 +54,12 @@ class Bounds(Struct, frozen=True):
             return not x.size or replace(self, ignored=None).are_met(x)
         if x.dtype.kind not in "iub":
             x = np.trunc(x.astype(np.float64))
+            if np.isnan(x).any():
+                return False
         if len(self.low) == 1:
+            if x.size <= _HANDFUL:
+                few = x.ravel().tolist()
+                return bool(min(few) >= self.low[0] and max(few) <= self.high[0])
             return bool(x.min() >= self.low[0] and x.max() <= self.high[0])
         return bool((x >= np.array(self.low)).all() and (x <= np.array(self.high)).all())
 

@@ -207,6 +207,14 @@ class Launch:
         """Let the executable go, whose plan was dropped: a call that is still made is the host's."""
         self.executable = self._direct = None
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether an executable is being built, or waits for that."""
+        return False
+
+    def retry(self) -> None:
+        """Build an executable again that failed, where another attempt is due."""
+
     def on_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Run the cluster on the host; return the results."""
         if self._host_run is None:
