@@ -119,6 +119,7 @@ __all__ = [
     "register_pass",
     "sbp",
     "shard",
+    "sharding",
     "show_progress",
     "subscribe",
     "trace",
@@ -163,6 +164,7 @@ _MODULES: Final = {
     "ops": "frontends.ops",
     "optim": "training.optimizer",
     "sbp": "ir.sharding",
+    "sharding": "sharding",
     "training": "training",
 }
 

@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "module": GROUND
     | {"accuracy", "quantization", "guard", "compiler", "saved_model"}
     | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation"},
+    "sharding": {"errors", "ir", "passes", "frontends", "runtime", "compiler", "module"},
     "generation": {"errors", "ir", "engine", "module"},
     "onnx_backend": GROUND | {"ir", "engine", "module"},
     "testing": GROUND | {"ir", "kernels", "host", "frontends", "engine", "runtime", "verify", "module"},

@@ -404,6 +404,55 @@ def test_training(options: dict[str, object], tmp_path: pathlib.Path) -> None:
     assert "devices of the mesh's axis 'data' do not divide the 7 examples" in str(reason)
 
 
+def test_a_batch_that_is_to_be_divided() -> None:
+    """Where a rule says how an input lies, a batch that the mesh does not divide is an error that changes nothing."""
+    t = trainer(mesh={"data": 4}, sharding={"x": "data:S(0)", "target": "data:S(0)"})
+    first = losses(t, 1)
+    with pytest.raises(xrt.GraphError, match=r"'x', of size 7, over 4 devices \(data=4\).*multiples of 4"):
+        t.step(x=BATCH[:7], target=TARGET[:7])
+    np.testing.assert_allclose([*first, *losses(t, 2)], losses(trainer(), 3), rtol=0, atol=1e-5)
+
+
+class Lookup(xrt.Graph):
+    """Rows of a table, and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.up = np.resize(UP, (512, 16)), np.resize(DOWN, (16, 16))
+
+    def build(self, ids: xrt.TensorType) -> object:
+        return ops.Gather(self.table, ids) @ self.up
+
+
+@pytest.mark.parametrize(
+    ("sharding", "expected"),
+    [
+        ({}, ["all-gather", "all-gather", "all-reduce", "all-reduce"]),  # a small batch's rows, rather than the table
+        pytest.param({"table": "data:S(1)"}, None, marks=pytest.mark.nightly),
+        pytest.param({"table": "data:S(0)"}, None, marks=pytest.mark.nightly),
+    ],
+)
+def test_the_gradient_of_a_table(sharding: dict[str, str], expected: list[str] | None) -> None:
+    """Losses are one device's, and the compiled program has the announced collectives, however the table lies."""
+    ids, target = RNG.integers(0, 512, (8, 4)), RNG.standard_normal((8, 4, 16)).astype(np.float32)
+    many, one = (
+        xrt.training.TrainModule(
+            Lookup(), loss="mse", optimizer=xrt.optim.SGD(0.1), engine="xla", guard=False, donate=False, **mesh
+        )
+        for mesh in ({"mesh": {"data": 4}, "sharding": sharding}, {})
+    )
+    found = [[float(t.step(ids=ids, target=target)) for _ in range(3)] for t in (many, one)]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+    report = many.explain().sharding
+    assert report is not None
+    assert not report.replicated
+    announced = sorted(c.kind for c in report.collectives if c.kind != "slice")
+    if expected is not None:
+        assert announced == expected, str(report.lines())
+        (launch,) = many._last.plan.launches
+        assert set(collectives_in(launch.executable.as_text())) == set(announced)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -493,6 +542,21 @@ def test_automatic_sharding() -> None:
     many, one = trainer(mesh={"data": 2, "model": 2}, sharding="auto"), trainer()
     np.testing.assert_allclose(losses(many, 5), losses(one, 5), rtol=0, atol=1e-5)
     np.testing.assert_allclose(many.predict(BATCH[:3]), one.predict(BATCH[:3]), rtol=0, atol=1e-5)
+
+
+def test_automatic_sharding_as_rules() -> None:
+    """The rules of `xrt.sharding.auto` are for modules and for trainings; unknown shapes and meshes are errors."""
+    rules = xrt.sharding.auto(mlp_model(), {"data": 2, "model": 2}, {"x": ROWS})
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 2, "model": 2}, sharding=rules)
+    np.testing.assert_allclose(m(ROWS), xrt.XRTModule(mlp_model(), engine="host")(ROWS), rtol=1e-4, atol=1e-5)
+    rules = xrt.sharding.auto(Regression(), xrt.Mesh({"data": 4}), {"x": BATCH})
+    np.testing.assert_allclose(
+        losses(trainer(mesh={"data": 4}, sharding=rules), 3), losses(trainer(), 3), rtol=0, atol=1e-5
+    )
+    with pytest.raises(xrt.InputError, match="input 'x' is declared as"):
+        xrt.sharding.auto(mlp_model(), {"data": 4})
+    with pytest.raises(xrt.OptionError, match="it takes axes with their sizes"):
+        xrt.sharding.auto(mlp_model(), 4, {"x": ROWS})
 
 
 def test_zero_with_optax() -> None:

@@ -55,6 +55,9 @@ CASES = [
     (made("Transpose", floats(2, 4, 6), perm=(2, 0, 1)), 1.0),
     (made("Gather", floats(6, 4), np.arange(4).reshape(2, 2), axis=0), 1.0),
     (made("Gather", floats(6, 4, 2), np.arange(4), axis=1), 1.0),
+    (made("GatherND", floats(2, 6, 4), np.arange(4).reshape(2, 2, 1), batch_dims=1), 1.0),
+    (made("GatherElements", floats(4, 8), np.arange(8).reshape(4, 2), axis=1), 1.0),
+    (made("ScatterElements", floats(4, 6), np.arange(4).reshape(4, 1), floats(4, 1), axis=1, reduction="add"), 1.0),
     (made("Attention", floats(2, 4, 3, 8), floats(2, 2, 3, 8), floats(2, 2, 3, 8)), 1.0),
     (made("Attention", *[floats(2, 4, 3, 8)] * 3, floats(2, 1, 3, 3)), 1.0),
     (made("Attention", *[floats(2, 4, 3, 8)] * 3, floats(4, 3, 3)), 1.0),
@@ -111,6 +114,53 @@ def test_rows_of_a_table_on_two_devices() -> None:
     np.testing.assert_array_equal(whole(held, way.outputs[0]), table[rows])
     texts = made("Gather", np.array(["a", "b"], dtype=object), np.array([1, 0]))
     assert not [w for w in ways(texts)[0] if w.outputs[0].reduce]
+
+
+def test_scattered_updates_on_two_devices() -> None:
+    """A device has a part of each slice, or the rows that lie on it, or a partial sum of its updates of zeros."""
+    rows, updates = np.array([[0], [5], [3], [0]]), floats(4, 4)
+    node = made("ScatterND", np.zeros((6, 4), np.float32), rows, updates, reduction="add")
+    want = np.zeros((6, 4), np.float32)
+    np.add.at(want, rows[:, 0], updates)
+    slices, by_row, sums = ways(node, zeros={node.inputs[0]})[0][:-1]
+    assert (slices.inputs, slices.outputs) == ((S(1), B, S(1)), (S(1),))
+    assert (by_row.inputs, by_row.outputs) == ((S(0), B, B), (S(0),))
+    assert (sums.inputs, sums.outputs) == ((B, S(0), S(0)), (P("sum"),))
+    added = [np.zeros((6, 4), np.float32) for _ in range(2)]
+    for held, i, u in zip(added, np.split(rows, 2), np.split(updates, 2), strict=True):
+        np.add.at(held, i[:, 0], u)
+    np.testing.assert_allclose(whole(added, sums.outputs[0]), want, rtol=1e-6)
+    assert len(ways(node)[0]) == 3  # not where the data may be other than zero: they would count twice
+    once = made("ScatterND", np.zeros((6, 4), np.float32), rows, updates)
+    assert len(ways(once, zeros={once.inputs[0]})[0]) == 3
+
+
+def test_a_gradient_lies_as_its_variable_in_the_end() -> None:
+    """A product whose result updates a variable that is whole is reduced at once, not kept in parts up to the update;
+    of a gradient that two nodes read, one conversion is made."""
+    f32 = np.dtype(np.float32)
+    x, g = Value("x", TensorType(f32, (64, 8))), Value("g", TensorType(f32, (64, 512)))
+    w, m = (Value(n, TensorType(f32, (8, 512))) for n in "wm")
+    grad, moment, square, new = (Value(n, w.type) for n in ("grad", "moment", "square", "w.new"))
+    rows = Value("rows", TensorType(f32, (8, 64)))
+    nodes = [
+        Node("Transpose", [x], [rows], {"perm": (1, 0)}, version=13, name="rows"),
+        Node("MatMul", [rows, g], [grad], version=13, name="product"),
+        Node("Add", [m, grad], [moment], version=14, name="moment"),
+        Node("Mul", [grad, grad], [square], version=14, name="square"),
+        Node("Sub", [w, square], [new], version=14, name="step"),
+    ]
+    made_w, made_m = (Value(n, w.type) for n in ("w.assigned", "m.assigned"))
+    assign = {"domain": "xrt", "version": 1}
+    nodes += [
+        Node("Assign", [w, new], [made_w], **assign, name="keep w"),  # type: ignore[arg-type]
+        Node("Assign", [m, moment], [made_m], **assign, name="keep m"),  # type: ignore[arg-type]
+    ]
+    graph = Graph([x, g, w, m], [made_w, made_m], nodes, opsets={"": latest_opset(""), "xrt": 1})
+    _, report = shard_graph(graph, Mesh({"data": 4}), {"x": "data:S(0)", "g": "data:S(0)"})
+    assert [str(c).partition(",")[0] for c in report.collectives if c.kind != "slice"] == [
+        "all-reduce of grad: data:P(sum) -> B"
+    ]
 
 
 def test_heads_are_not_taken_apart() -> None:

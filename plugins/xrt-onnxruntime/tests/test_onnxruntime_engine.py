@@ -260,6 +260,39 @@ def test_what_ends_or_deceives_the_library_is_refused(op: str, shapes: Any, attr
     assert re.search(reason, OnnxRuntimeEngine().supports(node, "cpu", "inference").reason)
 
 
+@pytest.mark.parametrize(
+    ("op", "attributes", "numbers", "expected"),
+    [
+        ("ReduceSum", {}, np.array([[2**53 + 1, 2]]), 2**53 + 3),
+        ("ReduceProd", {}, np.array([[2**53 + 1, 2]]), 2**54 + 2),
+        ("ReduceL1", {}, np.array([[2**53 + 1, -2]]), 2**53 + 3),
+        ("Einsum", {"equation": "ij->"}, np.array([[2**53 + 1, 2]]), 2**53 + 3),
+    ],
+)
+def test_sums_of_integers_are_exact(op: str, attributes: Any, numbers: np.ndarray, expected: int) -> None:
+    """The library computes them in double."""
+    from xrt_core import XRTModule
+    from xrt_core.ir.graph import Graph
+
+    x, y = _value("x", numbers.dtype, 1, 2), Value("y")
+    node = Node(op, [x], [y], attributes, version=since_version(op, "", 23), name="n")
+    m = XRTModule(Graph([x], [y], [node], opsets={"": 23}), engine="onnxruntime", guard=False, prune=False)
+    assert np.ravel(m(numbers)).tolist() == [expected]
+
+
+def test_gelu_has_the_digits_of_its_type() -> None:
+    """The library computes that of float64 by tanh in float32."""
+    from xrt_core import XRTModule
+    from xrt_core.ir.graph import Graph
+
+    x, y = _value("x", np.dtype(np.float64), 5), Value("y")
+    node = Node("Gelu", [x], [y], {"approximate": "tanh"}, version=20, name="n")
+    m = XRTModule(Graph([x], [y], [node], opsets={"": 20}), engine="onnxruntime", guard=False, prune=False)
+    a = np.linspace(-3, 3, 5)
+    want = 0.5 * a * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
+    np.testing.assert_allclose(m(a), want, rtol=1e-12, atol=0)
+
+
 def test_casts_to_scales_are_refused() -> None:
     """The library gives the least number for negative ones."""
     x, y = _value("x", F32, 2), _value("y", np.dtype(ml_dtypes.float8_e8m0fnu), 2)

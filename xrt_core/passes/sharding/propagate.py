@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import fnmatch
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from xrt_core.errors import GraphError, OptionError
 from xrt_core.ir.graph import Graph, Node, Value, substitute
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 from xrt_core.ir.sharding import B, Mesh, NdSbp, Sbp, parse_sbp, sbp_text
 from xrt_core.passes.sharding.rules import Way, ways
+
+UPDATES = "ai.onnx.preview.training"
+"""The domain of optimizers' operators."""
 
 _KINDS = {("P", "B"): "all-reduce", ("S", "B"): "all-gather", ("P", "S"): "reduce-scatter", ("S", "S"): "all-to-all"}
 _FACTORS = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 0.0, "slice": 0.0}
@@ -112,8 +117,10 @@ class Propagation:
         self.sbp: dict[Value, list[Sbp]] = {}
         self.reads: dict[tuple[int, int], list[Sbp]] = {}
         self.replicated: dict[str, str] = {}
-        self.updates = {n.inputs[1]: n.inputs[0] for n in graph.nodes if n.op_type == "Assign" and n.domain == DIALECT}
+        self.updates = updates(graph)
+        self.readers = Counter(v for n in graph.nodes if n.op_type != "Assign" for v in n.inputs)
         self.paid: set[tuple[Value, int, Sbp]] = set()
+        self.zeros = zeros(graph)
 
     def run(self) -> tuple[Graph, ShardingReport]:
         graph = self.graph
@@ -182,8 +189,8 @@ class Propagation:
         for v in (*self.graph.inputs, *self.graph.constants):
             self.give(v, axis, self.marks[v][axis] if v in self.marks else B)
         for i, n in enumerate(self.graph.nodes):
-            options, why = ways(n)
-            best, least = options[-1], math.inf
+            options, why = ways(n, self.zeros)
+            best, least = options[-1], (math.inf, False)
             for way in options:
                 if not self.fits(n, way, axis, size):
                     continue
@@ -192,11 +199,15 @@ class Propagation:
                 if not any(self.sbp[v][axis].axis is not None for v, _ in given):
                     # what is split here alone is put together again later
                     cost += sum(self.cost(v, s, B, size) for v, s in given if self.sbp[v][axis].reduce and s != B)
+                late = False
                 for made, s in zip(n.outputs, way.outputs, strict=True):
                     if made is not None and (s.reduce or made in self.marks or made in self.updates):
                         cost += self.cost(made, s, self.wanted(made, axis), size)
-                if cost < least:
-                    best, least = way, cost
+                        late |= s != self.wanted(made, axis)
+                # of equal ways the one that converts what others read as well
+                rank = cost, late and any(self.readers[v] > 1 for v, _ in given if not self.sbp[v][axis].is_broadcast)
+                if rank < least:
+                    best, least = way, rank
             split = any(v is not None and not self.sbp[v][axis].is_broadcast for v in n.inputs)
             if best is options[-1] and why and split:
                 self.replicated[n.name or n.op_type] = why
@@ -341,6 +352,29 @@ def moved(kind: str, size: int, devices: int) -> float:
     """Bytes that each device sends for a tensor of `size` bytes, by the ring algorithms."""
     share = (devices - 1) / devices
     return share * size / devices if kind == "all-to-all" else _FACTORS[kind] * share * size
+
+
+def updates(graph: Graph) -> dict[Value | None, Value | None]:
+    """The variable that a value updates, also by way of an optimizer or of elementwise nodes, as gradients do."""
+    found = {n.inputs[1]: n.inputs[0] for n in graph.nodes if n.op_type == "Assign" and n.domain == DIALECT}
+    given = {*graph.inputs, *graph.constants}
+    for n in reversed(graph.nodes):
+        made = n.outputs[0] if n.outputs else None
+        if made in found and made is not None and (traits_of(n).elementwise or n.domain == UPDATES):
+            for v in n.inputs:
+                if v is not None and v not in given and v.shape == made.shape:
+                    found.setdefault(v, found[made])
+    return found
+
+
+def zeros(graph: Graph) -> set[Value | None]:
+    """Values of a graph that are zero everywhere: a constant of one element, and what it is expanded to, as gradients
+    of a lookup begin."""
+    found: set[Value | None] = {v for v in graph.constants if v.data is not None and v.data.size == 1 and not v.data}
+    for n in graph.nodes:
+        if n.op_type in ("Expand", "Reshape", "Identity") and not n.domain and n.inputs[0] in found:
+            found.update(n.outputs)
+    return found
 
 
 def is_boxing(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xrt_core.ir.graph import Node, Value
@@ -22,8 +22,9 @@ class Way(NamedTuple):
 Rule = Callable[[Node], Iterator[Way]]
 
 
-def ways(node: Node) -> tuple[list[Way], str]:
-    """The ways in which a node may run, the replicated one last, and why there is no other, or ""."""
+def ways(node: Node, zeros: Container[Value | None] = ()) -> tuple[list[Way], str]:
+    """The ways in which a node may run, the replicated one last, and why there is no other, or "". zeros: values that
+    are known to be zero everywhere."""
     replicated = Way((B,) * len(node.inputs), (B,) * len(node.outputs))
     if node.subgraphs or not all(v is None or v.is_static for v in (*node.inputs, *node.outputs)):
         return [replicated], f"{node.operator} has bodies, or shapes that are not known"
@@ -35,7 +36,8 @@ def ways(node: Node) -> tuple[list[Way], str]:
         if any(_rank(v) for v in node.outputs) and any(_rank(v) for v in node.inputs):
             return [replicated], f"no rule splits {node.operator}"
         return [replicated], ""
-    return [*rule(node), replicated], ""
+    partial = _scatter_sums(node) if node.op_type == "ScatterND" and node.inputs[0] in zeros else ()
+    return [*rule(node), *partial, replicated], ""
 
 
 def _int(attribute: Any) -> int:
@@ -177,6 +179,38 @@ def _gather(node: Node) -> Iterator[Way]:
         yield _way(node, [S(axis), B], P())
 
 
+def _gather_nd(node: Node) -> Iterator[Way]:
+    """Axes of the indices but the last, which is the address of a slice."""
+    batch = _int(node.attributes.get("batch_dims", 0))
+    for i in range(_rank(node.inputs[1]) - 1):
+        yield _way(node, [S(i) if i < batch else B, S(i)], S(i))
+
+
+def _scatter_nd(node: Node) -> Iterator[Way]:
+    """Axes within the slices that are written, or the first of the data: a device writes those that lie on it."""
+    data, indices = _rank(node.inputs[0]), _rank(node.inputs[1])
+    depth = _shape(node.inputs[1])[-1]
+    for i in range(depth, data):
+        yield _way(node, [S(i), B, S(indices - 1 + i - depth)], S(i))
+    yield _way(node, [S(0), B, B], S(0))
+
+
+def _scatter_sums(node: Node) -> Iterator[Way]:
+    """Updates of zeros that are added up: of those that are split, each device gives a partial sum."""
+    if node.attributes.get("reduction", "none") == "add":
+        for i in range(_rank(node.inputs[1]) - 1):
+            yield _way(node, [B, S(i), S(i)], P())
+
+
+def _elements(node: Node) -> Iterator[Way]:
+    """Axes of the same size in all inputs, other than the one along which elements are looked up."""
+    shapes = [_shape(v) for v in node.inputs]
+    axis = _int(node.attributes.get("axis", 0)) % max(len(shapes[0]), 1)
+    for i in range(len(shapes[0])):
+        if i != axis and all(s[i] == shapes[0][i] for s in shapes):
+            yield _way(node, [S(i)] * len(shapes), S(i))
+
+
 def _conv(node: Node) -> Iterator[Way]:
     """The batch, the channels of the result, or those of the input, which gives partial sums."""
     bias = [B] if len(node.inputs) > 2 else []
@@ -258,6 +292,9 @@ _RULES: dict[tuple[str, str], Rule] = {
     ("", "Gemm"): _gemm,
     ("", "Transpose"): _transpose,
     ("", "Gather"): _gather,
+    ("", "GatherND"): _gather_nd,
+    ("", "ScatterND"): _scatter_nd,
+    **{("", op): _elements for op in ("GatherElements", "ScatterElements")},
     ("", "Conv"): _conv,
     ("", "Attention"): _attention,
     ("", "SoftmaxCrossEntropyLoss"): _loss,

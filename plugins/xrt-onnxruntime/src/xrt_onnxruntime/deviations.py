@@ -79,6 +79,16 @@ def _extreme(node: Node) -> str | None:
     return None
 
 
+def _reduction(node: Node) -> str | None:
+    """Integers are added up as doubles: beyond 2**53 digits are lost, and a sum that wraps round in ONNX ends at the
+    largest number."""
+    x = _input(node, 0)
+    dtype = None if x is None or x.dtype is None else x.dtype
+    if dtype == np.int64 or (dtype == np.int32 and node.op_type not in ("ReduceSum", "ReduceMean")):
+        return f"onnxruntime computes {node.op_type} of {dtype} in double, which has not all of its numbers"
+    return None
+
+
 def _sign(node: Node) -> str | None:
     x = _input(node, 0)
     narrow = x is not None and x.dtype is not None and x.dtype.itemsize == 2 and x.dtype.kind in "fV"
@@ -96,6 +106,13 @@ def _group_normalisation(node: Node) -> str | None:
     x = _input(node, 0)
     wide = x is not None and x.dtype == np.float64
     return "onnxruntime computes GroupNormalization of float64 in float32" if wide else None
+
+
+def _gelu(node: Node) -> str | None:
+    x = _input(node, 0)
+    approximate = node.attributes.get("approximate", "none") == "tanh"
+    wide = approximate and x is not None and x.dtype == np.float64
+    return "onnxruntime computes Gelu of float64 by tanh in float32" if wide else None
 
 
 def _windows(node: Node) -> str | None:
@@ -166,9 +183,22 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "MaxUnpool": _max_unpool,
         "Resize": _resize,
         "ConvInteger": _conv_integer,
+        "Gelu": _gelu,
         "GroupNormalization": _group_normalisation,
         "MatMul": _matrix_product,
         "MeanVarianceNormalization": _mean_variance,
+        **dict.fromkeys(
+            (
+                "Einsum",
+                "ReduceL1",
+                "ReduceL2",
+                "ReduceMean",
+                "ReduceProd",
+                "ReduceSum",
+                "ReduceSumSquare",
+            ),
+            _reduction,
+        ),
         "Sign": _sign,
         "ReduceMax": _extreme,
         "ReduceMin": _extreme,
