@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -106,6 +107,14 @@ def test_a_slow_candidate_is_pruned() -> None:
     short = Track({"a": 0.03, "b": 0.031, "slow": 0.07, "host": 0.08})
     assert tune(short.candidates, "host", clock=short.clock).winner == "a"
     assert short.runs["slow"] == short.runs["host"] == MIN_ROUNDS + 1
+
+
+def test_what_was_said_to_be_known_and_is_not_has_the_time_of_its_first_run() -> None:
+    """Candidates that were not checked have no fastest run so far: infinity, which no outcome may hold."""
+    track = Track({"a": 0.1, "slow": 2.0})
+    found = tune(track.candidates, clock=track.clock, known={"a": math.inf, "slow": math.inf})
+    assert found.winner == "a"
+    assert found.seconds == pytest.approx({"a": 0.1, "slow": 2.0})
 
 
 def test_what_is_known_is_not_run_again() -> None:

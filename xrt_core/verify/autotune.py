@@ -197,7 +197,7 @@ def tune(
     times: dict[str, list[float]] = {}
     for name in names:
         is_pruned = name in known and last[name] > max(LONG_RUN, KNOWN_PRUNE_RATIO * best)
-        times[name] = [known[name]] if is_pruned else []
+        times[name] = [last[name]] if is_pruned else []
     active = [name for name in names if not times[name]]
     spent, limit = 0.0, 0.0
     for k in range(MAX_ROUNDS):

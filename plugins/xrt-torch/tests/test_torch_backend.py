@@ -163,10 +163,10 @@ def test_what_fails_ends_in_eager(kind: str, monkeypatch: pytest.MonkeyPatch) ->
     undo = xrt.subscribe(events.append)
     run = compiled.CompiledGraph._on_xrt
 
-    def dies(self: Any, args: Any) -> Any:
+    def dies(self: Any, *given: Any) -> Any:
         if self.kind == kind:
             raise MemoryError("none left")
-        return run(self, args)
+        return run(self, *given)
 
     monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", dies)
     model = nn.Linear(4, 2)
@@ -186,7 +186,7 @@ def test_what_fails_ends_in_eager(kind: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first results are compared with eager's; a graph that differs stays eager."""
     run = compiled.CompiledGraph._on_xrt
-    wrong = lambda self, args: [r + 0.1 for r in run(self, args)]  # noqa: E731
+    wrong = lambda self, *given: [r + 0.1 for r in run(self, *given)]  # noqa: E731
     monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", wrong)
     x, call = torch.randn(5), on_xrt(torch.sin)
     for _ in range(2):

@@ -354,8 +354,32 @@ def test_backward_passes_are_timed() -> None:
     assert not model[0].weight._backward_hooks
 
 
-def test_a_wrong_engine_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training graphs are compiled without the guard's reference; if they differ from eager, with it."""
+def test_a_first_call_that_is_eagers() -> None:
+    """`xrt_torch.compile` captures nothing in the first call, hooks of the module run once in each, the second call is
+    compiled, and a copy of the module is as that of any compiled one; functions are taken as well."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
+    called = []
+    model.register_forward_hook(lambda *_: called.append(1))
+    made = xrt_torch.compile(model, options=HOST, fullgraph=True)
+    assert isinstance(made, torch._dynamo.OptimizedModule)
+    function = xrt_torch.compile(torch.nn.functional.silu, options=HOST)
+    assert function.__name__ == "silu"
+    for k in range(3):
+        y = made(x)
+        y.sum().backward()
+        torch.testing.assert_close(y, model[1](model[0](x)))
+        assert len(called) == k + 1
+        assert {g.kind for g in xrt_torch.graphs()} == ({"forward", "backward"} if k else set())
+    torch.testing.assert_close(copy.deepcopy(made)(x), y)
+    before = len(xrt_torch.graphs())
+    for k in range(3):
+        torch.testing.assert_close(function(x), nn.functional.silu(x))
+        assert (len(xrt_torch.graphs()) > before) == (k > 0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_wrong_engine_is_looked_for(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    """Graphs are compiled without the guard's reference; if they differ from eager, with it."""
     made: list[dict[str, Any]] = []
     init = xrt.XRTModule.__init__
 
@@ -366,20 +390,71 @@ def test_a_wrong_engine_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled.xrt.XRTModule, "__init__", noted)
     run = compiled.CompiledGraph._on_xrt
 
-    def wrong(self: Any, args: Any) -> Any:
-        results = run(self, args)
+    def wrong(self: Any, args: Any, stages: Any = None) -> Any:
+        results = run(self, args, stages)
         return [r if r is None else r + 1 for r in results] if self._is_quick else results
 
     monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", wrong)
     model, x = nn.Linear(4, 2), torch.randn(3, 4)
     call = torch.compile(model, backend=backend, options={"background": False})
     for _ in range(4):
-        y = call(x)
-        torch.testing.assert_close(y, nn.functional.linear(x, model.weight, model.bias))
-        y.sum().backward()
-    assert [o.get("guard_verify") for o in made].count(False) == 2
-    assert [o.get("guard_verify") for o in made].count(None) == 2
+        with torch.set_grad_enabled(training):
+            y = call(x)
+            torch.testing.assert_close(y, nn.functional.linear(x, model.weight, model.bias))
+        if training:
+            y.sum().backward()
+    graphs = 2 if training else 1
+    assert [o.get("guard_verify") for o in made].count(False) == graphs
+    assert [o.get("guard_verify") for o in made].count(None) == graphs
     assert all(g.reason is None for g in xrt_torch.graphs(model))
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_fastest_engine_follows_the_first(monkeypatch: pytest.MonkeyPatch, is_right: bool) -> None:
+    """The first engine answers while all are timed; what was fastest takes its place if its results are eager's."""
+    monkeypatch.setenv("XRT_GUARD", "1")
+    made: list[tuple[Any, dict[str, Any]]] = []
+    init, run = xrt.XRTModule.__init__, compiled.CompiledGraph._on_xrt
+
+    def noted(self: Any, model: Any, **options: Any) -> None:
+        made.append((self, options))
+        init(self, model, **{**options, "guard": False, "engine": "host"})
+
+    def perhaps_wrong(self: Any, args: Any, stages: Any = None) -> Any:
+        results = run(self, args, stages)
+        return results if is_right or stages is None else [r + 1 for r in results]
+
+    monkeypatch.setattr(compiled.xrt.XRTModule, "__init__", noted)
+    monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", perhaps_wrong)
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    call = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for _ in range(60):
+            torch.testing.assert_close(call(x), nn.functional.linear(x, model.weight, model.bias))
+            assert xrt_torch.wait(60)
+            if any(g.is_settled for g in xrt_torch.graphs()):
+                break
+    (graph,) = xrt_torch.graphs()
+    assert graph.is_settled
+    assert graph.reason is None
+    assert [o.get("engine") for _, o in made] == [None, "auto"]
+    assert [o["guard_verify"] for _, o in made] == [False, False]
+    assert graph._stages is not None
+    assert graph._stages[0].module is made[is_right][0]
+
+
+def test_a_program_ends_while_something_is_compiled() -> None:
+    """It does not wait for engines that nobody will call."""
+    script = (
+        "import time, torch, xrt_torch, xrt_core\n"
+        "xrt_core.XRTModule.wait = lambda self, timeout=600: time.sleep(timeout)\n"
+        "f = torch.compile(lambda x: x.sin() + 1, backend='xrt', options={'engine': 'host', 'background': True})\n"
+        "for _ in range(3):\n    f(torch.ones(3))\n"
+        "while not any(g._stages for g in xrt_torch.graphs()):\n    time.sleep(0.1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
 
 
 def test_torchs_structured_log_has_the_graphs(tmp_path: pathlib.Path) -> None:
@@ -392,6 +467,7 @@ def test_torchs_structured_log_has_the_graphs(tmp_path: pathlib.Path) -> None:
     environment = {**os.environ, "TORCH_TRACE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "torchvision" not in done.stderr  # torch's exporter misses it, which is nothing to who compiles
     log = "".join(p.read_text() for p in tmp_path.iterdir())
     assert '"name": "xrt_torch_inference_0_graph"' in log
     assert '"name": "xrt_torch_inference_0_explain"' in log

@@ -256,6 +256,21 @@ def test_splits_are_slices() -> None:
     assert not [o for o in operators if "Sequence" in o]
 
 
+def test_attention_is_not_cut_by_rows_that_are_masked_as_a_whole() -> None:
+    """They are zeros, as torch's, without a reduction of bools, which engines refuse."""
+
+    def f(q: Any, k: Any, mask: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k + 1, attn_mask=mask)
+
+    q, k = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    mask = torch.full([5, 5], -math.inf, dtype=torch.float64).triu()  # of the first row all
+    assert not f(q, k, mask)[:, :, 0].any()
+    graphs = agrees(f, q, k, mask)
+    operators = [n["operator"] for g in graphs for s in g.to_json()["stages"] for n in s["host_nodes"]]
+    assert "Softmax" in operators
+    assert not [o for o in operators if o in ("Not", "ReduceMax", "ReduceMin")]
+
+
 def test_evaluated_batch_norm_has_empty_statistics() -> None:
     """As torch's has, where they are read."""
     x = torch.randn(2, 3, 4)

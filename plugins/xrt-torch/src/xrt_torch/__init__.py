@@ -1,6 +1,7 @@
 """The PyTorch frontend: `torch.compile(model, backend="xrt")`, and exported programs as models of `XRTModule`.
 
     model = torch.compile(model, backend="xrt")  # options={...}: every option of XRTModule
+    model = xrt_torch.compile(model)  # the same, whose first call is eager's
     print(xrt_torch.explain())
 
 Importing this package imports neither torch nor onnxscript.
@@ -16,8 +17,9 @@ from xrt_core import hookimpl
 
 if TYPE_CHECKING:
     from xrt_torch.compiled import explain, graphs, wait
+    from xrt_torch.deferred import compile
 
-__all__ = ["explain", "graphs", "wait", "xrt_commands", "xrt_import_model"]
+__all__ = ["compile", "explain", "graphs", "wait", "xrt_commands", "xrt_import_model"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +27,10 @@ def __getattr__(name: str) -> Any:
         from xrt_torch import compiled
 
         return getattr(compiled, name)
+    if name == "compile":
+        from xrt_torch.deferred import compile
+
+        return compile
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -13,9 +13,9 @@ from torch.fx import GraphModule
 
 from xrt_core.errors import OptionError, UnsupportedError
 from xrt_core.events import process_events
-from xrt_core.options import AUTO, resolve
+from xrt_core.options import resolve
 from xrt_torch.choice import Choice
-from xrt_torch.compiled import CompiledGraph
+from xrt_torch.compiled import CompiledGraph, any_engine_will_do
 from xrt_torch.decompositions import table
 
 
@@ -114,7 +114,7 @@ def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], ba
             _fall_back(e)
             return None
 
-    race = options.get("engine", AUTO) in (None, AUTO)
+    race = any_engine_will_do(options)
     if given is not None:
         inputs = ()  # the tensors are the caller's
         choice = Choice(module.forward, capture_later, graphs, race=race, at_once=False)

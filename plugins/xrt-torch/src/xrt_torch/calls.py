@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final
@@ -19,6 +20,14 @@ _PLAIN: Final = frozenset(
 )  # fmt: skip
 _LARGE: Final = 1 << 20  # bytes
 _DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
+
+ending: Final = threading.Event()
+"""Set when the program ends, before the threads of executors are joined: what they wait for is of no use any more."""
+threading._register_atexit(ending.set)  # type: ignore[attr-defined]
+
+
+class Ending(Exception):
+    """The program ended while something was compiled."""
 
 
 class StageCall:
@@ -43,10 +52,12 @@ class StageCall:
         self._layout = [None if isinstance(v, int | torch.SymInt) else strides_of(v) for v in values]
 
     def prepare(self, *args: Any) -> None:
-        """Compile for arguments like these, and wait for it, without a run. Raises what XRT raises."""
+        """Compile for arguments like these, and wait for it, without a run. Raises what XRT raises, and Ending."""
         names = list(self._module.input_types)
         self._module.prepare(dict(zip(names, self._given(args), strict=True)), background=True)
-        self._module.wait()
+        while not self._module.wait(0.5):
+            if ending.is_set():
+                raise Ending
 
     def _given(self, args: Sequence[Any]) -> list[Any]:
         if self._is_plain:

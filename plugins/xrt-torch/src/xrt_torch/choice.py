@@ -2,7 +2,8 @@
 
 The first call is eager's, and the graph is captured further at the second one: what is called once costs no more than
 TorchDynamo. While XRT compiles, eager answers. Once XRT's results agree with eager's, the two take turns for a few
-calls, each timed with its backward pass, and the quicker one answers from then on.
+calls, each timed with its backward pass, and the quicker one answers from then on. They do so again when XRT has found
+a quicker engine.
 """
 
 from __future__ import annotations
@@ -114,9 +115,14 @@ class Choice:
             t.close()
         self._timings = {True: [], False: []}
         for g in self._graphs:
-            g.timed(xrt, eager)
+            g.timed(xrt, eager, self._again)
         process_events.emit("torch.timed", graph=self._graphs[0].name, xrt=xrt, eager=eager, keeps=keeps)
         return True
+
+    def _again(self) -> None:
+        """Another engine is ready than the one that was timed."""
+        with self._lock:
+            self._turn, self.answer = 0, self._while_compiling
 
 
 class _Timing:

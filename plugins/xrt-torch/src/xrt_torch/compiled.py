@@ -16,8 +16,8 @@ from torch.fx import GraphModule
 
 import xrt_core as xrt
 from xrt_core.events import Kind, process_events
-from xrt_core.options import AUTO
-from xrt_torch.calls import StageCall
+from xrt_core.options import AUTO, resolve
+from xrt_torch.calls import Ending, StageCall, ending
 from xrt_torch.complex_numbers import has_complex, in_real_numbers
 from xrt_torch.partition import VIEWS, Stage, copy_of, reason_for_eager, stages_of
 
@@ -25,12 +25,21 @@ known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """The graphs that exist."""
 _numbers = itertools.count()
 _compiler: Final = ThreadPoolExecutor(1, "xrt-torch")
+_tuner: Final = ThreadPoolExecutor(1, "xrt-torch-tuner")
 _TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
-_QUICK: Final = {"guard_verify": False, "guard_tune": False}
+_FIRST: Final = {"guard_verify": False, "guard_tune": False}
+"""Options of what is compared with eager in place of the guard's reference: the first engine that takes the graph."""
+_TUNED: Final = {"engine": AUTO, "guard_verify": False}
+"""The same, of what is timed on every engine."""
 _AGAIN: Final = frozenset((16, 64, 256, 1024, 4096))  # calls of graphs that are compared with eager again
 _ATTEMPTS: Final = 32  # translations of one graph; each that fails moves a node to eager
 
 Signature = tuple[tuple[int, ...], ...]
+
+
+def any_engine_will_do(options: Mapping[str, Any]) -> bool:
+    """Whether nobody names an engine: neither these options, nor the configuration or the environment."""
+    return resolve(options).engine in (None, (AUTO,))
 
 
 class _Frozen:
@@ -50,12 +59,12 @@ class _Frozen:
 
 
 class _Ran:
-    """A stage and what runs it."""
+    """A stage and what runs it. graph: its translation, where XRT runs it in `module`."""
 
-    __slots__ = ("call", "module", "stage")
+    __slots__ = ("call", "graph", "module", "stage")
 
-    def __init__(self, stage: Stage, call: Any, module: Any) -> None:
-        self.stage, self.call, self.module = stage, call, module
+    def __init__(self, stage: Stage, call: Any, graph: Any = None, module: Any = None) -> None:
+        self.stage, self.call, self.graph, self.module = stage, call, graph, module
 
 
 class CompiledGraph:
@@ -64,6 +73,9 @@ class CompiledGraph:
     kind: "inference", "forward" or "backward". parameters: where those that it is called with have their memory, a set
     that forward and backward share. background: whether calls run eager while XRT compiles; otherwise the
     first call waits. freeze: whether inference takes parameters as constants.
+
+    In the background, with no engine named, the first engine that takes the graph answers soon; once its results agreed
+    with eager's, all engines are compiled and timed beside it, and the fastest takes its place.
 
     Whatever fails makes the graph eager, with a FallbackEvent and `reason`; Ctrl-C passes through.
     """
@@ -91,9 +103,9 @@ class CompiledGraph:
         self._calls = 0
         self._freeze = freeze and kind == "inference"
         self._frozen: dict[str, _Frozen] = {}
-        # what a training step computes is compared with eager's own numbers: the guard's reference would be slower
+        # results are compared with eager's own numbers: the guard's reference would be slower
         named = [n for n in options if n == "guard" or n.startswith("guard_")]
-        self._is_quick = kind != "inference" and not named and options.get("engine", AUTO) in (None, AUTO)
+        self._is_quick = not named and any_engine_will_do(options)
         self._seconds: tuple[float, float] | None = None
         self._lock = threading.Lock()
         self._inputs = [n.name for n in module.graph.nodes if n.op == "placeholder"]
@@ -105,6 +117,12 @@ class CompiledGraph:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
         self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
+        is_auto = self._is_quick and resolve(options).auto
+        self._tunes = is_auto and background and not self.is_dynamic
+        self._quick = _TUNED if is_auto and kind == "inference" and not self._tunes else _FIRST
+        self._tuning: Future[None] | None = None
+        self._tuned: list[_Ran] | None = None  # compared with eager in the next call
+        self._when_tuned: Callable[[], None] | None = None
         known.add(self)
 
     def __call__(self, *args: Any) -> list[Any]:
@@ -116,6 +134,8 @@ class CompiledGraph:
         signature = self._signature(args)
         if signature in self._proven:
             self._calls += 1
+            if self._tuned is not None:
+                return self._take_tuned(args)
             if self._calls in _AGAIN and self._is_quick:
                 return self._prove(signature, args)
             try:
@@ -138,11 +158,13 @@ class CompiledGraph:
     @property
     def is_settled(self) -> bool:
         """Whether nothing changes any more: it fell back, or was timed against eager."""
-        return self.reason is not None or self._seconds is not None
+        tunes = (self._tuning is not None and not self._tuning.done()) or self._tuned is not None
+        return self.reason is not None or (self._seconds is not None and not tunes)
 
-    def timed(self, xrt: float, eager: float) -> None:
-        """Note the seconds of a call with its backward pass: what `explain` shows."""
-        self._seconds = xrt, eager
+    def timed(self, xrt: float, eager: float, again: Callable[[], None]) -> None:
+        """Note the seconds of a call with its backward pass: what `explain` shows. again: called when another engine
+        is about to take the place of the one that was timed."""
+        self._seconds, self._when_tuned = (xrt, eager), again
 
     def _signature(self, args: Sequence[Any]) -> Signature:
         if not self.is_dynamic:
@@ -195,8 +217,10 @@ class CompiledGraph:
                 if self._stages is None:
                     self._stages = self._build()
                     self._trace("graph", lambda: str(self.module.print_readable(print_output=False)))
-                self._compile(args)
+                self._compile(self._stages, args)
                 self._trace("explain", self.explain)
+        except Ending:
+            pass  # nobody calls any more
         except BaseException as e:
             self._fall_back("compile", e)
 
@@ -226,27 +250,30 @@ class CompiledGraph:
         if stage.on_xrt and self._frozen:
             stage = stage.with_constants({n: f.value for n, f in self._frozen.items()})
         if not stage.on_xrt:
-            return _Ran(stage, _for_eager(self.module, stage.graph), None)
+            return _Ran(stage, _for_eager(self.module, stage.graph))
         from xrt_torch.translation import translate
 
-        options = {**self._options, **_QUICK} if self._is_quick else self._options
-        module = xrt.XRTModule(translate(stage.graph, f"{self.name}_{i}"), **options)
-        return _Ran(stage, StageCall(module, stage), module)
+        options = {**self._options, **self._quick} if self._is_quick else self._options
+        return self._ran_by(stage, translate(stage.graph, f"{self.name}_{i}"), options)
 
-    def _on_xrt(self, args: Sequence[Any]) -> list[Any]:
-        assert self._stages is not None
+    def _ran_by(self, stage: Stage, graph: Any, options: Mapping[str, Any]) -> _Ran:
+        module = xrt.XRTModule(graph, **options)
+        return _Ran(stage, StageCall(module, stage), graph, module)
+
+    def _on_xrt(self, args: Sequence[Any], stages: Sequence[_Ran] | None = None) -> list[Any]:
+        stages = self._stages if stages is None else stages
+        assert stages is not None
         values = dict(zip(self._inputs, args, strict=True))
-        for ran in self._stages:
+        for ran in stages:
             results = ran.call(*(values[n] for n in ran.stage.inputs))
             values.update(zip(ran.stage.outputs, results, strict=True))
         return [c if n is None else values[n] for n, c in zip(self._results, self._constants, strict=True)]
 
-    def _compile(self, args: Sequence[Any]) -> None:
+    def _compile(self, stages: Sequence[_Ran], args: Sequence[Any]) -> None:
         """Compile every stage of XRT for these arguments; those run whose results another one needs."""
-        assert self._stages is not None
-        last = max((i for i, r in enumerate(self._stages) if r.module is not None), default=-1)
+        last = max((i for i, r in enumerate(stages) if r.module is not None), default=-1)
         values = dict(zip(self._inputs, args, strict=True))
-        for i, ran in enumerate(self._stages[: last + 1]):
+        for i, ran in enumerate(stages[: last + 1]):
             given = [values[n] for n in ran.stage.inputs]
             if ran.module is None:
                 results = _WithoutChance(ran.call).run(*given)
@@ -257,36 +284,87 @@ class CompiledGraph:
 
     def _prove(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """Run both, and return eager's results; XRT answers from now on if its own are as good."""
+        found, expected = self._both(args)
+        if isinstance(found, Exception):
+            self._fall_back("run", found)
+        elif not (wrong := self._wrong(found, expected)):
+            self._proven.add(signature)
+            self._tune_later(args)
+        elif self._is_quick:
+            self._begin_again(wrong)
+        else:
+            self._fall_back("examine", xrt.ExecutionError(wrong))
+        return expected
+
+    def _both(
+        self, args: Sequence[Any], stages: Sequence[_Ran] | None = None
+    ) -> tuple[list[Any] | Exception, list[Any]]:
+        """The results of XRT, or the error in their place, and those of eager."""
         state = torch.get_rng_state()
-        given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+        found: list[Any] | Exception
         try:
             with torch.no_grad():
-                found = self._on_xrt(given)
-            torch.set_rng_state(state)
+                found = self._on_xrt([a.detach() if isinstance(a, torch.Tensor) else a for a in args], stages)
         except Exception as e:
-            torch.set_rng_state(state)
-            self._fall_back("run", e)
-            return list(self._eager(*args))
-        expected = list(self._eager(*args))
+            found = e
+        torch.set_rng_state(state)
+        return found, list(self._eager(*args))
+
+    def _wrong(self, found: Sequence[Any], expected: Sequence[Any]) -> str:
+        """What is wrong with XRT's results; "" for nothing."""
         least = max(map(_scale, expected), default=0.0) / 100  # below is the rounding error of what cancels out
         for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-            if i in self._unset:
-                continue
-            wrong = _difference(a, b, least)
-            if wrong and self._is_quick:
-                self._begin_again(f"result {i} ({self._results[i]}): {wrong}")
-                return expected
-            if wrong:
-                self._fall_back("examine", xrt.ExecutionError(f"result {i} ({self._results[i]}): {wrong}"))
-                return expected
-        self._proven.add(signature)
+            if i not in self._unset and (wrong := _difference(a, b, least)):
+                return f"result {i} ({self._results[i]}): {wrong}"
+        return ""
+
+    def _tune_later(self, args: Sequence[Any]) -> None:
+        """Have all engines compiled and timed in the background, for arguments like these."""
+        with self._lock:
+            if not self._tunes or self._tuning is not None or self._stages is None:
+                return
+            like = [_zeros_like(a) if isinstance(a, torch.Tensor) else a for a in args]
+            try:
+                self._tuning = _tuner.submit(_tune, weakref.ref(self), self._stages, like)
+            except RuntimeError:  # the interpreter is ending
+                self._tunes = False
+
+    def tune(self, stages: list[_Ran], args: Sequence[Any]) -> None:
+        """Make the stages that take the place of these. Never raises."""
+        try:
+            options = {**self._options, **_TUNED}
+            with torch.no_grad():
+                made = [r if r.module is None else self._ran_by(r.stage, r.graph, options) for r in stages]
+                self._compile(made, args)
+        except Ending:
+            return
+        except BaseException as e:
+            process_events.emit("torch.untuned", graph=self.name, reason=f"{type(e).__name__}: {e}"[:600])
+            return
+        if self._stages is stages:
+            self._tuned, self._seconds = made, None
+            if self._when_tuned is not None:
+                self._when_tuned()
+
+    def _take_tuned(self, args: Sequence[Any]) -> list[Any]:
+        """A call by what is about to answer, compared with eager."""
+        with self._lock:
+            tuned, self._tuned = self._tuned, None
+        if tuned is None:  # another thread was first
+            return self(*args)
+        found, expected = self._both(args, tuned)
+        wrong = f"{type(found).__name__}: {found}" if isinstance(found, Exception) else self._wrong(found, expected)
+        if wrong:
+            process_events.emit("torch.untuned", level=logging.WARNING, graph=self.name, reason=wrong)
+        else:
+            self._stages = tuned
         return expected
 
     def _thaw(self) -> None:
         """A parameter was written or replaced: from now on they are inputs."""
         with self._lock:
             self._freeze, self._frozen = False, {}
-            self._stages = None
+            self._stages = self._tuned = None
             self._proven.clear()
             self._work.clear()
         process_events.emit("torch.thawed", graph=self.name)
@@ -295,7 +373,7 @@ class CompiledGraph:
         """Let the next call compile with the guard's verification, which finds the engine that is at fault."""
         with self._lock:
             self._is_quick = False
-            self._stages = None
+            self._stages = self._tuned = None
             self._proven.clear()
             self._work.clear()
         process_events.emit("torch.verified", level=logging.WARNING, graph=self.name, reason=why)
@@ -323,7 +401,8 @@ class CompiledGraph:
         """Block until what is being compiled is ready; False after `timeout` seconds."""
         from concurrent.futures import wait as wait_for
 
-        return not wait_for(list(self._work.values()), timeout).not_done
+        work = [*self._work.values(), *([] if self._tuning is None else [self._tuning])]
+        return not wait_for(work, timeout).not_done
 
     def to_json(self) -> dict[str, Any]:
         """What runs where, and why, as plain data.
@@ -366,6 +445,20 @@ class CompiledGraph:
             if ran.module is not None:
                 lines.append(ran.module.explain().as_text("  "))
         return "\n".join(lines)
+
+
+def _tune(graph: weakref.ref[CompiledGraph], stages: list[_Ran], args: Sequence[Any]) -> None:
+    """After what calls wait for. A graph that is gone is not tuned."""
+    while any(g.is_compiling for g in tuple(known)):
+        if ending.wait(0.1):
+            return
+    if (found := graph()) is not None and not ending.is_set():
+        found.tune(stages, args)
+
+
+def _zeros_like(x: torch.Tensor) -> torch.Tensor:
+    """Zeros of its type that take no memory."""
+    return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
 
 
 def _for_eager(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:

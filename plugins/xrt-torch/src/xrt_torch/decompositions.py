@@ -100,6 +100,13 @@ def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim
     return (g / norms * (grad - v * (along / (norms * norms)))).to(grad.dtype), (along / norms).to(g.dtype)
 
 
+def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros where the row is minus infinity, whose softmax is not a number, as elements that are minus infinity have
+    zeros in every other row of numbers. torch asks whether all of a row is, by a reduction of bools, which engines
+    refuse: each layer of attention would cut their graph."""
+    return torch.where(x == -math.inf, 0.0, torch.softmax(x, dim, dtype=dtype))
+
+
 def _squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
     gone = {d % x.dim() for d in dims} if x.dim() else set()
     return x.reshape([n for i, n in enumerate(x.shape) if i not in gone or n != 1])
@@ -673,6 +680,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten._neg_view.default: lambda x: -x,
     aten._pdist_backward.default: _pdist_backward,
     aten._pdist_forward.default: _pdist,
+    aten._safe_softmax.default: _safe_softmax,
     aten._trilinear.default: _trilinear,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.amax.default: _amax,

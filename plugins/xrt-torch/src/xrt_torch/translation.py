@@ -33,11 +33,24 @@ class UntranslatableError(ModelLoadError):
         self.node = node.name
 
 
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporter's notes on what it lacks and promotes, which are nothing to users; one thread at a time."""
+    log = logging.getLogger("torch.onnx")
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(before)
+
+
 @functools.cache
 def registry() -> Any:
     """Torchlib's registry. The first call imports onnxscript, which takes two seconds."""
-    with _lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quietly():
         made = _registration.ONNXRegistry.from_torchlib()
         made.register_op(torch.ops.aten.sort.stable, _sort_stable)
         made.register_op(dft._opoverload, _dft)
@@ -87,8 +100,7 @@ def translate(graph: torch.fx.Graph, name: str) -> Graph:
 
     Raises UntranslatableError for an operator that torchlib lacks, or that it refuses for these types.
     """
-    with _lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quietly():
         model = _onnx_of(graph, name)
     return xrt.import_model(model)
 
@@ -100,19 +112,14 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
         if node.op == "get_attr":
             setattr(root, str(node.target), node.meta["val"])
     module = torch.fx.GraphModule(root, copied)
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # the exporter's notes on what it promotes
-    try:
-        with _real_constants(copied):
-            _fx_passes.insert_type_promotion_nodes(module)
-        _keep_doubles(module.graph)
-        model = ir.Model(ir.Graph([], [], nodes=[], name=name), ir_version=10)
-        values = _translated(module.graph, model)
-        _connect(module.graph, model.graph, values)
-        _ir_passes.add_opset_imports(model)
-        model.opset_imports.setdefault("", registry().opset_version)  # of a graph without nodes
-    finally:
-        logging.disable(disabled)
+    with _real_constants(copied):
+        _fx_passes.insert_type_promotion_nodes(module)
+    _keep_doubles(module.graph)
+    model = ir.Model(ir.Graph([], [], nodes=[], name=name), ir_version=10)
+    values = _translated(module.graph, model)
+    _connect(module.graph, model.graph, values)
+    _ir_passes.add_opset_imports(model)
+    model.opset_imports.setdefault("", registry().opset_version)  # of a graph without nodes
     return model
 
 
