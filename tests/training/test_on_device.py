@@ -48,14 +48,14 @@ def test_steps_read_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = [t.step(x, y) for _ in range(2)]
     read: list[str] = []
     from xrt_core.runtime import arrays
-    from xrt_core.training import lazy_loss, model_adapter, module
+    from xrt_core.training import lazy_loss, model_adapter, module, planned_step, state
 
     def counting(a: Any) -> Any:
         if type(a) is not np.ndarray:
             read.append(type(a).__name__)
         return arrays.to_numpy(a)
 
-    for place in (module, model_adapter, lazy_loss):
+    for place in (module, model_adapter, lazy_loss, planned_step, state):
         monkeypatch.setattr(place, "to_numpy", counting)
     losses += [t.step(x, y) for _ in range(3)]
     assert not read
@@ -77,7 +77,7 @@ def test_counters_are_followed() -> None:
             state = t.state_dict()
             assert t.step_count == state["training/step"]
             if "accumulate" in options:
-                assert t._count_of("training/micro_step") == state["training/micro_step"]
+                assert t._state.count("training/micro_step") == state["training/micro_step"]
         t.load_state_dict({n: np.zeros_like(a) if n == "training/step" else a for n, a in state.items()})
         assert t.step_count == 0
 
@@ -151,7 +151,7 @@ def test_a_step_that_fails_behind_the_caller_loses_the_state() -> None:
     with pytest.raises(xrt.errors.TrainingError):
         float(losses[1])
     assert float(t.step(X, Y)) < float(loss)
-    for a in t._state:
+    for a in t._state.arrays:
         a.delete()
     with pytest.raises(xrt.errors.TrainingError, match="the state is lost"):
         t.state_dict()
