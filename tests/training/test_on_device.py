@@ -110,7 +110,7 @@ def test_arrays_of_jax_that_do_not_fit() -> None:
 def test_steps_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a lazy loss and without the guard no step waits after the second; arrays that the caller writes into as soon
     as it returns were read before."""
-    t, plain = made(lazy_loss=True, guard=False), made(guard=False)
+    t, plain = made(lazy_loss=True, guard=False), made(guard=False, donate=True)
     given = np.random.default_rng(0).standard_normal((4096, 4)).astype(F)
     labels = np.arange(4096) % 3
     wanted = [float(plain.step(given, labels)) for _ in range(6)]
@@ -131,6 +131,37 @@ def test_steps_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [float(a) for a in losses] == wanted
     plain.step(given, labels)
     assert waited[-1]
+
+
+def test_a_small_step_is_waited_for_by_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch that takes nothing runs while Python goes on, unless its time is recorded; what fails on the device
+    then is the host's, to the same numbers."""
+    t, plain = made(guard=False), made(engine="host")
+    found = [t.step(X, Y) for _ in range(2)]
+    kind = type(t._last.plan.launches[0].executable.inner)  # type: ignore[union-attr]
+    run, waited, fails = kind.run, [], False
+
+    def noted(self: Any, inputs: Any, options: Any = None, block_until_done: bool = True) -> Any:
+        waited.append(block_until_done)
+        results = run(self, inputs, options, block_until_done)
+        if fails:
+            for a in results:
+                a.delete()  # reads as what failed on the device does
+        return results
+
+    monkeypatch.setattr(kind, "run", noted)
+    found.append(t.step(X, Y))
+    with xrt.profile():
+        found.append(t.step(X, Y))
+    fails = True
+    found.append(t.step(X, Y))
+    fails = False
+    found += [t.step(X, Y) for _ in range(2)]
+    assert waited == [False, True, False, False, False]
+    np.testing.assert_allclose(found, [plain.step(X, Y) for _ in range(len(found))], rtol=1e-5)
+    assert all(isinstance(a, float | np.floating) for a in found)
+    assert t.step_count == len(found)
+    assert len(t.events.recent("fallback")) == 1
 
 
 def test_a_step_that_fails_behind_the_caller_loses_the_state() -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -79,6 +80,7 @@ log = logging.getLogger("xrt")
 
 _FORMAT = "xrt-training-1"
 _NUMPY: Final = (np.ndarray, np.generic)
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _SMALL: Final = 4 << 20  # bytes of a state whose second copy costs neither memory nor time to speak of
 
 
@@ -199,7 +201,7 @@ class TrainModule(GuardedModule):
         self._known: LRU[PlannedStep] = LRU(resolved.cache_size)  # by arrays as given, and whether it updates
         self._rate: Any = None if self._optimizer.is_scheduled else self._optimizer.rates_at(0)
         self._state = State(self._optimizer, self._scale, self._accumulate, self._lazy)
-        self._metrics: dict[str, Any] = {}  # of the last step, by the loss function
+        self._metrics: Mapping[str, Any] = _NOTHING  # of the last step, by the loss function
         self._recipe: Recipe | None = None
         self._last: PlannedStep | None = None
         self._applied: PlannedStep | None = None  # an update alone
@@ -428,7 +430,7 @@ class TrainModule(GuardedModule):
         rate, state = self._rate, self._state.arrays
         if rate is None:
             rate = self._optimizer.rates_at(self._state.count(STEP))
-        if found.ahead:  # the caller may write into them before the step is done
+        if found.ahead and self._lazy:  # the caller may write into them before the step is done
             batch = [np.array(a) if type(a) is np.ndarray else a for a in batch]
         arrays = [*batch, rate, *(state if found.reads_all else [state[i] for i in found.reads])]
         if found.computed is not None:
@@ -445,12 +447,18 @@ class TrainModule(GuardedModule):
     def _run_whole(self, found: PlannedStep, arrays: list[Any], has_loss: bool) -> Any:
         """Make the new state from the old one, whose arrays engines may take, and put it in its place; the loss."""
         try:
-            results = [*found.run(arrays if not self._check else list(arrays))]
-            loss = results.pop(0) if has_loss else None
-            if self._check and loss is not None and not np.isfinite(to_numpy(loss).astype(np.float64)).all():
-                raise not_finite(found.graph, arrays)
-            new, metrics = self._new_state(found, results)
-            number = None if loss is None else self._number(found, loss, arrays)
+            given = list(arrays) if self._check else arrays
+            new, number, metrics = found.run(given), None, _NOTHING
+            if has_loss:
+                results = [*new]
+                if found.ahead is None:
+                    self._settle(found, results[0])
+                number = self._lazy_loss(results[0]) if self._lazy else found.read_loss(results, given)
+                if self._check and not np.isfinite(np.asarray(number, np.float64)).all():
+                    raise not_finite(found.graph, arrays)
+                new = results[1:]
+            if not found.gives_state:
+                new, metrics = self._merged(found, new)
             follow = self.follow if has_loss else None
             if follow is None:
                 self._put(found, new, metrics)
@@ -463,41 +471,39 @@ class TrainModule(GuardedModule):
             self._state.note_failure(e)
             raise
 
-    def _new_state(self, found: PlannedStep, results: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The state and the metrics after a step, from its results without the loss."""
+    def _settle(self, found: PlannedStep, loss: Any) -> None:
+        """Note after the first run on an engine, which gave `loss`, how others go: whether they may return before they
+        are done, and with a rate on the device, if it never changes."""
+        if isinstance(loss, _NUMPY):
+            return
+        family = family_of(type(loss))
+        if type(self._rate) is np.ndarray and family in found.direct[len(found.names)]:
+            self._rate = beside(self._rate, loss)
+        asynchronous = frozenset(e.name for e, _ in self._pipeline.engines if e.asynchronous)
+        found.ahead = family == "jax" and (self._lazy or found.is_read_whole) and found.plan.run_ahead(asynchronous)
+
+    def _lazy_loss(self, loss: Any) -> Any:
+        """A loss that may still be on the device."""
+        if isinstance(loss, _NUMPY):
+            return to_numpy(loss)[()]
+        return LazyLoss(loss, partial(self._state.failed_late, self._state.loads))
+
+    def _merged(self, found: PlannedStep, results: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The state and the metrics after a step whose results are not the state alone."""
         count = len(found.writes)
-        metrics = dict(zip(found.metrics, results[count:], strict=True)) if found.metrics else {}
-        if found.writes_all:
-            state = results[:count] if found.metrics else results
-        else:
-            state = list(self._state.arrays)
-            for i, new in zip(found.writes, results, strict=False):
-                state[i] = new
+        metrics = dict(zip(found.metrics, results[count:], strict=True))
+        state = list(self._state.arrays)
+        for i, new in zip(found.writes, results, strict=False):
+            state[i] = new
         if isinstance(self._optimizer, Transformation):
             state = self._transformed(self._optimizer, found, state)
         return state, metrics
 
-    def _number(self, found: PlannedStep, loss: Any, arrays: Sequence[Any]) -> Any:
-        """The loss as the number that `step` returns."""
-        if isinstance(loss, _NUMPY):
-            return loss[()] if isinstance(loss, np.ndarray) else loss
-        if type(self._rate) is np.ndarray:
-            place = len(arrays) - len(found.reads) - 1
-            if family_of(type(loss)) in found.direct[place]:
-                self._rate = beside(self._rate, loss)  # a rate that never changes is taken to the device once
-        if not self._lazy:
-            return to_numpy(loss)[()]  # which may raise what the device did
-        if found.ahead is None:
-            found.ahead = family_of(type(loss)) == "jax" and found.plan.run_ahead(self._asynchronous())
-        return LazyLoss(loss, partial(self._state.failed_late, self._state.loads))
-
-    def _put(self, found: PlannedStep, new: list[Any], metrics: dict[str, Any]) -> None:
+    def _put(self, found: PlannedStep, new: Sequence[Any], metrics: Mapping[str, Any]) -> None:
         """Put a new state in the place of the old one."""
-        state = self._state
-        counts = state.counts_after(found.updates)
         self.position = None  # unless the `fit` that follows says where it stands now
-        state.counts = {}  # read from the state if something interrupts here
-        state.arrays, state.counts, self._metrics = new, counts, metrics
+        self._state.replace(new, found.updates)
+        self._metrics = metrics
 
     def _transformed(self, optimizer: Transformation, found: PlannedStep, state: list[Any]) -> list[Any]:
         """The state after a transformation of optax was applied to the gradients that a step left in it."""
@@ -515,10 +521,6 @@ class TrainModule(GuardedModule):
         if not isinstance(self._loss, LossFunction):
             return ()
         return self._loss.labels(self._source.output_names, self._source.input_names, count, given)
-
-    def _asynchronous(self) -> frozenset[str]:
-        """The engines that may be run without waiting."""
-        return frozenset(e.name for e, _ in self._pipeline.engines if e.asynchronous)
 
     def _values(self, batch: Mapping[str, np.ndarray]) -> Any:
         by_value = self._source.by_value
@@ -592,8 +594,9 @@ class TrainModule(GuardedModule):
                 at.call.input_checks = without_checked(at.call.input_checks, at.inputs, made.ranges)
         whole_state = tuple(range(len(names)))
         return PlannedStep(
-            plan, made.graph, tuple(batch), direct, reads, writes, reads == whole_state, writes == whole_state, report,
-            made.ranges, computed, made.metrics, updates=STEP in made.writes,
+            plan, made.graph, tuple(batch), direct, reads, writes, reads == whole_state,
+            writes == whole_state and not made.metrics, report, made.ranges, computed, made.metrics,
+            updates=STEP in made.writes,
         )  # fmt: skip
 
     def _begin(self, variables: Sequence[Variable]) -> None:

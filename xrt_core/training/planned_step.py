@@ -13,6 +13,7 @@ from xrt_core.ir.graph import Graph
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.runtime.arrays import family_of, to_numpy
 from xrt_core.runtime.binding import settled_host
+from xrt_core.runtime.launch import engine_failure
 from xrt_core.training.checks import ComputedIndices, IndexRange, refuse_out_of_range
 
 
@@ -22,7 +23,8 @@ class PlannedStep:
 
     names: of the arrays of a batch, in order. direct: for each input the array libraries, besides NumPy, whose arrays
     it accepts without conversion. reads, writes: indices into the state of the plan's last inputs, and of its outputs
-    after the loss; reads_all, writes_all: whether these are the whole state in its order. precision: the nodes of the
+    after the loss. reads_all: whether the former are the whole state in its order. gives_state: whether the latter are,
+    and there are no other results. precision: the nodes of the
     forward graph lowered to a narrow float. ranges: range checks of its integer inputs. computed: checks of indices
     that it computes; None where these are not asked for, and arrays of other libraries than NumPy are not checked
     either. metrics: names of the last outputs. updates: whether it counts as an update.
@@ -37,7 +39,7 @@ class PlannedStep:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     reads_all: bool
-    writes_all: bool
+    gives_state: bool
     precision: PrecisionReport | None
     ranges: tuple[IndexRange, ...]
     computed: ComputedIndices | None
@@ -66,3 +68,26 @@ class PlannedStep:
             return plan.run(arrays)
         with settled_host(*plan.host):
             return plan.run(arrays)
+
+    @property
+    def is_read_whole(self) -> bool:
+        """Whether the loss is there, or fails to be, once everything else is, and the inputs still are then: it comes
+        from the only launch, which takes none of them."""
+        launches = self.plan.launches
+        return len(launches) == len(self.plan.steps) == 1 and not launches[0].function.aliases
+
+    def read_loss(self, results: list[Any], arrays: Sequence[Any]) -> Any:
+        """The loss, the first of the results of a run on `arrays`, as a NumPy scalar. Where the run returned before it
+        was done, and has failed since, the host's results take the place of all.
+
+        Raises what reading it raises.
+        """
+        try:
+            return to_numpy(results[0])[()]
+        except Exception as e:
+            if not self.ahead:
+                raise
+            engine = self.plan.spaces[0]
+            failure = engine_failure(e, engine)
+        results[:] = self.plan.run_on_host(arrays, failure, engine)
+        return to_numpy(results[0])[()]

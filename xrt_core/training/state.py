@@ -30,7 +30,7 @@ class State:
     def __init__(self, optimizer: Optimizer, scale: LossScale | None, accumulate: int, runs_late: bool) -> None:
         self.names: tuple[str, ...] = ()
         self.types: Mapping[str, TensorType] = {}
-        self.arrays: list[Any] = []
+        self.arrays: Sequence[Any] = ()
         self.counts: dict[str, int] = {}
         self.lost: str | None = None
         self.loads = 0
@@ -108,8 +108,14 @@ class State:
             self.counts[name] = int(to_numpy(self.arrays[self.names.index(name)]))
         return self.counts[name]
 
-    def counts_after(self, updates: bool) -> dict[str, int]:
-        """The counters after a step, as far as they are known. updates: it is no micro-batch before the last."""
+    def replace(self, arrays: Sequence[Any], updates: bool) -> None:
+        """Put the entries after a step in the place of those before. updates: it is no micro-batch before the last."""
+        counts = self._counts_after(updates)
+        self.counts = {}  # read from the arrays if something interrupts here
+        self.arrays, self.counts = arrays, counts
+
+    def _counts_after(self, updates: bool) -> dict[str, int]:
+        """The counters after a step, as far as they are known."""
         if not updates:
             return {n: c + 1 if n == MICRO else c for n, c in self.counts.items()}
         if self._scale is not None:
