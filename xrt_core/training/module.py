@@ -480,7 +480,8 @@ class TrainModule(GuardedModule):
         if type(self._rate) is np.ndarray and family in found.direct[len(found.names)]:
             self._rate = beside(self._rate, loss)
         asynchronous = frozenset(e.name for e, _ in self._pipeline.engines if e.asynchronous)
-        found.ahead = family == "jax" and (self._lazy or found.is_read_whole) and found.plan.run_ahead(asynchronous)
+        late = self._lazy or (found.is_read_whole and self._sharding.mesh is None)
+        found.ahead = family == "jax" and late and found.plan.run_ahead(asynchronous)
 
     def _lazy_loss(self, loss: Any) -> Any:
         """A loss that may still be on the device."""
