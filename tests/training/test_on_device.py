@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,27 @@ def test_a_small_step_is_waited_for_by_its_loss(monkeypatch: pytest.MonkeyPatch)
     assert all(isinstance(a, float | np.floating) for a in found)
     assert t.step_count == len(found)
     assert len(t.events.recent("fallback")) == 1
+
+
+@pytest.mark.parametrize("rows", [4, 1 << 19])
+def test_the_state_before_a_step_is_kept_where_it_is_small(rows: int) -> None:
+    """Until the next step runs, which frees it meanwhile; one of more than 4 MiB goes at once."""
+
+    class Table(xrt.Graph):
+        def __init__(self) -> None:
+            self.w = np.ones((rows, 2), F)
+
+        def build(self, at: Any) -> Any:
+            return (xrt.ops.Gather(self.w, at, axis=0) ** 2.0).mean()
+
+    t = TrainModule(Table(), optimizer=SGD(0.1, ema=0.9), engine="xla", guard=False, donate=False)
+    for _ in range(3):
+        t.step(np.arange(4))
+    old = weakref.ref(t._state.arrays[0])
+    t.step(np.arange(4))
+    assert (old() is not None) == (rows == 4)
+    t.step(np.arange(4))
+    assert old() is None
 
 
 def test_a_step_that_fails_behind_the_caller_loses_the_state() -> None:

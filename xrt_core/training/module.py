@@ -188,7 +188,8 @@ class TrainModule(GuardedModule):
         self._check, self._check_indices = bool(check_finite), resolved.check_indices
         self._lazy = bool(lazy_loss)
         self._accumulate = _count("accumulate", accumulate)
-        self._donate = self._is_large() if donate is None else bool(donate)
+        self._is_small = not self._is_large()
+        self._donate = not self._is_small if donate is None else bool(donate)
         self._pipeline = self._made_pipeline(resolved)
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
@@ -449,6 +450,7 @@ class TrainModule(GuardedModule):
         try:
             given = list(arrays) if self._check else arrays
             new, number, metrics = found.run(given), None, _NOTHING
+            self._state.before = ()  # freed while the device computes
             if has_loss:
                 results = [*new]
                 if found.ahead is None:
@@ -503,7 +505,7 @@ class TrainModule(GuardedModule):
     def _put(self, found: PlannedStep, new: Sequence[Any], metrics: Mapping[str, Any]) -> None:
         """Put a new state in the place of the old one."""
         self.position = None  # unless the `fit` that follows says where it stands now
-        self._state.replace(new, found.updates)
+        self._state.replace(new, found.updates, bool(found.ahead) and self._is_small)
         self._metrics = metrics
 
     def _transformed(self, optimizer: Transformation, found: PlannedStep, state: list[Any]) -> list[Any]:

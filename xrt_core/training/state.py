@@ -21,7 +21,8 @@ class State:
 
     names, types: of the entries, in order; none until the variables are known (`begin`). arrays: the entries, where the
     last step left them. counts: the counters among them, as far as they are known without reading them. lost: why there
-    is no state any more; None as long as there is. loads: how many states were loaded.
+    is no state any more; None as long as there is. loads: how many states were loaded. before: the arrays before the
+    last step, where they are small enough to be kept until the next one runs: freeing them then costs no time.
 
     optimizer, scale, accumulate: what the entries follow from beside the variables, see `TrainModule`. runs_late:
     whether what failed on a device may be found out as an entry is read.
@@ -31,6 +32,7 @@ class State:
         self.names: tuple[str, ...] = ()
         self.types: Mapping[str, TensorType] = {}
         self.arrays: Sequence[Any] = ()
+        self.before: Sequence[Any] = ()
         self.counts: dict[str, int] = {}
         self.lost: str | None = None
         self.loads = 0
@@ -55,7 +57,7 @@ class State:
             found = _fitting(arrays, self.types, self._accumulate)
             self._optimizer.load_schedule_state(arrays)
             self.counts = {}
-            self.arrays, self.lost = found, None
+            self.arrays, self.before, self.lost = found, (), None
         else:
             self._check_others(arrays)
             self._optimizer.load_schedule_state(arrays)
@@ -108,8 +110,11 @@ class State:
             self.counts[name] = int(to_numpy(self.arrays[self.names.index(name)]))
         return self.counts[name]
 
-    def replace(self, arrays: Sequence[Any], updates: bool) -> None:
-        """Put the entries after a step in the place of those before. updates: it is no micro-batch before the last."""
+    def replace(self, arrays: Sequence[Any], updates: bool, keeps: bool) -> None:
+        """Put the entries after a step in the place of those before. updates: it is no micro-batch before the last.
+        keeps: see `before`."""
+        if keeps:
+            self.before = self.arrays
         counts = self._counts_after(updates)
         self.counts = {}  # read from the arrays if something interrupts here
         self.arrays, self.counts = arrays, counts
