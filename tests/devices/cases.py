@@ -302,7 +302,7 @@ def test_marks_of_weights(options: dict[str, object]) -> None:
     many.apply()
     assert losses(many, 1)
     held = {
-        n: a.addressable_shards[0].data.shape for n, a in zip(many._recipe.names, many._state, strict=True) if a.ndim
+        n: a.addressable_shards[0].data.shape for n, a in many._state.entries().items() if a.ndim
     }
     assert {s for n, s in held.items() if n.endswith("up")} == {(64, 64)}
     assert {s for n, s in held.items() if n.endswith("down")} == {(64, 64)}
@@ -388,7 +388,7 @@ def test_training(options: dict[str, object], tmp_path: pathlib.Path) -> None:
     assert report.sharding is not None
     kinds = {c.kind for c in report.sharding.collectives}
     assert "all-reduce" in kinds
-    by_name = dict(zip(t._recipe.names, t._state, strict=True))
+    by_name = t._state.entries()
     moment = by_name[next(n for n in by_name if n.endswith("up") and n != "up")]
     parts = {s.data.shape for s in moment.addressable_shards}
     whole = (64, 128)

@@ -145,7 +145,7 @@ def test_training_keeps_its_state_on_the_device(counts: Counts) -> None:
     for _ in range(50):
         t.step(x=points, target=target)
     np.testing.assert_allclose(t.parameters()["w"].ravel(), [2.0, -1.0], atol=1e-3)
-    (w,) = (a for a, name in zip(t._state, t.variables, strict=False) if name == "w")
+    (w,) = (a for a, name in zip(t._state.arrays, t._state.names, strict=False) if name == "w")
     assert isinstance(w, NpuArray)
     counts.ran.clear()
     t.step(x=points, target=target)

@@ -166,11 +166,11 @@ def test_variables_stay_on_the_device() -> None:
     jax = pytest.importorskip("jax")
     t = TrainModule(Classifier(), loss="cross_entropy", optimizer=Momentum(0.1), engine="xla", donate=True)
     losses(t, 2)
-    kept, before = t.state_dict(), t._state[0]
+    kept, before = t.state_dict(), t._state.arrays[0]
     copies = {n: a.copy() for n, a in kept.items()}
     losses(t, 1)
 
-    assert isinstance(t._state[0], jax.Array)
+    assert isinstance(t._state.arrays[0], jax.Array)
     assert before.is_deleted()
     assert all(np.array_equal(kept[n], copies[n]) for n in kept)
     assert not np.array_equal(t.state_dict()["w1"], kept["w1"])

@@ -15,6 +15,7 @@ from xrt_core.errors import CheckpointError, InputError, OptionError
 from xrt_core.frontends import ops
 from xrt_core.training import SGD, Adam, TrainModule, schedules
 from xrt_core.training.callbacks import BestCheckpoint, Callback, Checkpoint, CSVLog, EarlyStopping
+from xrt_core.training.planned_step import PlannedStep
 
 pytest.importorskip("safetensors")
 
@@ -111,7 +112,9 @@ def test_it_goes_on(kind: str, after: int, accumulate: int, tmp_path: pathlib.Pa
 
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("early", [False, True])
-def test_an_interrupt_within_a_step(early: bool, donate: bool, tmp_path: pathlib.Path) -> None:
+def test_an_interrupt_within_a_step(
+    early: bool, donate: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A state that is saved after Ctrl-C is gone on with to the same bits, whether the step that it came in has
     happened (it waits for one that is donated to) or not."""
 
@@ -131,7 +134,7 @@ def test_an_interrupt_within_a_step(early: bool, donate: bool, tmp_path: pathlib
     data, size = DATA["arrays"]
     calm, t, steps = made(donate=donate), made(donate=donate), Steps()
     calm.fit(data, 3, batch_size=size, progress=False)
-    run, calls = t._run, 0
+    run, calls = PlannedStep.run, 0
 
     def interrupted(*args: Any) -> Any:
         nonlocal calls
@@ -143,9 +146,10 @@ def test_an_interrupt_within_a_step(early: bool, donate: bool, tmp_path: pathlib
             signal.raise_signal(signal.SIGINT)
         return results
 
-    t._run = interrupted  # type: ignore[method-assign]
+    monkeypatch.setattr(PlannedStep, "run", interrupted)
     assert t.fit(data, 3, batch_size=size, callbacks=[steps], progress=False).interrupted
     assert t.step_count == steps.count == (5 if donate else 4)
+    monkeypatch.undo()
     assert t.position is not None
     t.save(tmp_path / "run")
     again, more = made(donate=donate), Steps()
@@ -226,6 +230,23 @@ def test_a_plateau_is_part_of_the_state(tmp_path: pathlib.Path) -> None:
     constant = made(SGD(0.25))
     constant.load_state_dict(t.state_dict())  # a schedule may be exchanged
     assert constant.step(*BATCHES[0]) == t.step(*BATCHES[0])
+
+
+def test_a_state_of_a_schedule_that_does_not_fit_changes_nothing() -> None:
+    """Neither the schedules, of which one has taken its part, nor anything else."""
+
+    def plateau() -> schedules.ReduceOnPlateau:
+        return schedules.ReduceOnPlateau(1.0, "loss", factor=0.5, patience=1)
+
+    rates = plateau(), plateau()
+    t = made(SGD(rates[0], groups={"w": {"learning_rate": rates[1]}}))
+    t.step(*BATCHES[0])
+    before = t.state_dict()
+    wrong = {n: np.zeros_like(a) for n, a in before.items() if n != "optimizer/schedule/1/rate"}
+    with pytest.raises(CheckpointError, match="the state of the schedule ReduceOnPlateau does not fit it: .*rate"):
+        t.load_state_dict(wrong)
+    assert same(t.state_dict(), before)
+    assert rates[0](0) == 1.0
 
 
 def test_other_data_are_refused(tmp_path: pathlib.Path) -> None:

@@ -126,8 +126,8 @@ def test_nothing_is_updated_before_the_last_micro_batch() -> None:
     t.step(x, labels)
     assert not np.array_equal(t.state_dict()["w1"], once["w1"])
     t.step(x, labels)
-    index = t._recipe.names.index("optimizer/sum/w1")  # type: ignore[union-attr]
-    before = t._state[index]
+    index = t._state.names.index("optimizer/sum/w1")
+    before = t._state.arrays[index]
     t.step(x, labels)
     assert isinstance(before, jax.Array)
     assert before.is_deleted()
@@ -369,7 +369,7 @@ def test_without_donation_nothing_is_ever_gone(monkeypatch: pytest.MonkeyPatch, 
     for _ in range(3):
         t.step(*batch(8))
         reference.step(*batch(8))
-    old = t._state[0]
+    old = t._state.arrays[0]
     assert isinstance(old, jax.Array)
     assert [len(x.function.aliases) for x in t._last.plan.launches] == [0]  # type: ignore[union-attr]
     failing(t, monkeypatch, lambda launch: True, late=True)
@@ -394,7 +394,7 @@ def test_a_large_state_is_updated_in_place() -> None:
     t = TrainModule(Table(), optimizer=Adam(0.1), engine="xla")  # three arrays of 2 MiB
     for _ in range(2):
         t.step(np.arange(4))
-    old = t._state[0]
+    old = t._state.arrays[0]
     t.step(np.arange(4))
     assert isinstance(old, jax.Array)
     assert old.is_deleted()
@@ -410,7 +410,7 @@ def test_updates_merged_into_the_step() -> None:
     for options in ({}, {"accumulate": 1, "recompute": "Tanh|MatMul"}):
         t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", merge_updates=True, donate=True, **options)  # type: ignore[arg-type]
         found = [float(t.step(*batch(8))) for _ in range(3)]
-        old = t._state[0]
+        old = t._state.arrays[0]
         found.append(float(t.step(*batch(8))))
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
         assert len(t._last.plan.launches) == 1  # type: ignore[union-attr]

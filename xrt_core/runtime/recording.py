@@ -263,12 +263,15 @@ def _recorded_launch(launch: Launch, what: What, sink: Sink) -> Call:
         made = launch.executable
         if made is not known[0]:
             known[:] = made, "host" if made is None else ran_by(launch)
+        was_ahead, launch.ahead = launch.ahead, False
         start = _clock()
         try:
             return launch(arrays)
         finally:
             end = _clock()
             take((what, start, end, _here.number, known[1] if made is not None else "host", count))
+            if was_ahead:  # another thread may have begun meanwhile, and found it switched off
+                launch.ahead = True
             if token is not None:
                 launch_mode.reset(token)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 import os
 import pathlib
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,38 +26,38 @@ from xrt_core.compiler.services import build_services
 from xrt_core.compiler.stages import Planned
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.rollout import roll_out
-from xrt_core.errors import CheckpointError, GradientError, InputError, OptionError, TrainingError, XRTError
+from xrt_core.errors import CheckpointError, GradientError, InputError, OptionError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph
-from xrt_core.ir.types import TensorType, dtype_name
+from xrt_core.ir.types import TensorType
 from xrt_core.options import Options, resolve
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.passes.rematerialization import Recompute
 from xrt_core.passes.shape_specialization import specialise
 from xrt_core.runtime.arrays import beside, family_of, to_numpy
-from xrt_core.runtime.binding import settled_host, taken_by
+from xrt_core.runtime.binding import taken_by
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.transfers import on_host
 from xrt_core.training import checkpoint, sharded_checkpoint
 from xrt_core.training.background import Writer
-from xrt_core.training.checks import ComputedIndices, IndexRange, not_finite, refuse_out_of_range, without_checked
+from xrt_core.training.checks import ComputedIndices, not_finite, without_checked
 from xrt_core.training.interrupts import held_back
 from xrt_core.training.lazy_loss import LazyLoss
 from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
-from xrt_core.training.optimizer import SCHEDULE, Optimizer
+from xrt_core.training.optimizer import Optimizer
+from xrt_core.training.planned_step import PlannedStep
 from xrt_core.training.position import PREFIX, Position, of_arrays
 from xrt_core.training.recomputation import labels
 from xrt_core.training.sharding import StepSharding
+from xrt_core.training.state import State
 from xrt_core.training.step import (
-    EXAMPLES,
     FINITE,
     MICRO,
-    SKIPPED,
     STEP,
     Recipe,
     StepGraph,
@@ -64,7 +65,6 @@ from xrt_core.training.step import (
     evaluation_graph,
     gradient_graph,
     in_inference,
-    initial_state,
     loss_scale_of,
     slot_name,
     sum_name,
@@ -81,39 +81,8 @@ log = logging.getLogger("xrt")
 
 _FORMAT = "xrt-training-1"
 _NUMPY: Final = (np.ndarray, np.generic)
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _SMALL: Final = 4 << 20  # bytes of a state whose second copy costs neither memory nor time to speak of
-_Given = tuple[tuple[str, tuple[int, ...], np.dtype], ...]
-_AT_ONCE: Final = nullcontext()
-
-
-@dataclass(slots=True)
-class _Step:
-    """The plan of one signature's training step.
-
-    names: of the arrays of a batch, in order. direct: for each input the array libraries, besides NumPy, whose arrays
-    it accepts without conversion. reads, writes: indices into the state of the plan's last inputs, and of its outputs
-    after the loss. precision: the nodes of the forward graph lowered to a narrow float. ranges: range checks of its
-    integer inputs. computed: checks of indices that it computes, where these are asked for. updates: whether it counts
-    as an update. fitting: the types of the arrays of a run that needed no conversion. ahead: whether runs return before
-    they are done; None: not known yet.
-    reads_all, writes_all: whether `reads` and `writes` are the whole state in its order.
-    """
-
-    plan: Planned
-    graph: Graph
-    names: tuple[str, ...]
-    direct: tuple[tuple[str, ...], ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    precision: PrecisionReport | None = None
-    ranges: tuple[IndexRange, ...] = ()
-    computed: ComputedIndices | None = None
-    metrics: tuple[str, ...] = ()
-    updates: bool = True
-    fitting: list[type] | None = None
-    ahead: bool | None = None
-    reads_all: bool = False
-    writes_all: bool = False
 
 
 class TrainModule(GuardedModule):
@@ -222,28 +191,24 @@ class TrainModule(GuardedModule):
         self._check, self._check_indices = bool(check_finite), resolved.check_indices
         self._lazy = bool(lazy_loss)
         self._accumulate = _count("accumulate", accumulate)
-        self._donate = self._is_large() if donate is None else bool(donate)
+        self._is_small = not self._is_large()
+        self._donate = not self._is_small if donate is None else bool(donate)
         self._pipeline = self._made_pipeline(resolved)
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
         self._is_named = resolved.engine not in (None, "auto", ("auto",))  # so they are to take nodes
         has_slots = not isinstance(self._optimizer, Transformation)
         self._sharding = StepSharding(resolved.mesh, resolved.sharding, bool(zero), has_slots)
-        self._lost: str | None = None  # why the state is lost
-        self._loads = 0  # states that were loaded
         self._lock = threading.Lock()
         self._writer = Writer()
-        self._steps: LRU[_Step] = LRU(resolved.cache_size)
-        self._known: LRU[dict[bool, _Step]] = LRU(resolved.cache_size)  # by arrays as given, and whether it updates
+        self._steps: LRU[PlannedStep] = LRU(resolved.cache_size)
+        self._known: LRU[PlannedStep] = LRU(resolved.cache_size)  # by arrays as given, and whether it updates
         self._rate: Any = None if self._optimizer.is_scheduled else self._optimizer.rates_at(0)
-        self._state: list[Any] = []
-        self._counts: dict[str, int] = {}  # counters of the state, as far as they are known here
-        self._metrics: dict[str, Any] = {}  # of the last step, by the loss function
-        self._types: dict[str, TensorType] = {}
+        self._state = State(self._optimizer, self._scale, self._accumulate, self._lazy)
+        self._metrics: Mapping[str, Any] = _NOTHING  # of the last step, by the loss function
         self._recipe: Recipe | None = None
-        self._pending: Mapping[str, np.ndarray] | None = None
-        self._last: _Step | None = None
-        self._applied: _Step | None = None  # an update alone
+        self._last: PlannedStep | None = None
+        self._applied: PlannedStep | None = None  # an update alone
         self.position: Position | None = None  # where the `fit` stands that made the state
         self.follow: Callable[[Any], None] | None = None  # called with each loss as the new state takes its place
         if isinstance(self._source, FixedModel):
@@ -286,41 +251,38 @@ class TrainModule(GuardedModule):
         Raises InputError for arrays that do not fit, GradientError if the gradient cannot be built, TrainingError
         if the state is lost (see the class).
         """
-        given = None if args else _as_given(inputs)
-        known = None if given is None else self._known.get(given)
-        batch = {} if known is not None else self._bound(args, inputs)
+        state = self._state
         with self._lock:
-            self._refuse_lost()
-            update = self._accumulate == 1 or self._count_of(MICRO) + 1 >= self._accumulate
-            found = None if known is None else known.get(update)
-            if found is not None:
-                loss = self._advance(found, [inputs[n] for n in found.names], False)
+            state.refuse_lost()
+            update = self._accumulate == 1 or state.count(MICRO) + 1 >= self._accumulate
+            given = _as_given(args, inputs, update)
+            found = None if given is None else self._known.get(given)
+            if found is None:
+                found, loss = self._step_of(args, inputs, update, given)
             else:
-                batch = batch or self._bound(args, inputs)
-                key = _signature(batch), self._values(batch), update
-                found = self._steps.get(key)
-                if found is not None:
-                    loss = self._advance(found, list(batch.values()), False)
-                else:
-                    found = self._make(batch, update)
-                    loss = self._advance(found, list(batch.values()), True)
-                    self._steps.put(key, found)
-                if given is not None:
-                    self._remember(given, inputs, batch, update, found)
+                loss = self._advance(found, [*args, *[inputs[n] for n in found.names[len(args) :]]], False)
             self._last = found
         return loss
 
-    def _bound(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The arrays of a step by name, in order."""
-        return self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
-
-    def _remember(
-        self, given: _Given, inputs: Mapping[str, Any], batch: Mapping[str, np.ndarray], update: bool, found: _Step
-    ) -> None:
-        """Note the step of NumPy's arrays as they are given, where all follows from their dtypes and shapes: binding
-        them has changed nothing, and none is read."""
-        if len(inputs) == len(batch) and all(batch[n] is a for n, a in inputs.items()) and not self._source.by_value:
-            self._known.put(given, {**(self._known.get(given) or {}), update: found})
+    def _step_of(
+        self, args: Sequence[Any], inputs: Mapping[str, Any], update: bool, given: tuple[Any, ...] | None
+    ) -> tuple[PlannedStep, Any]:
+        """Run one step that is not known by `given`, and let it be known so where all follows from NumPy's dtypes and
+        shapes: binding the arrays has changed none, and none is read."""
+        batch = self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
+        arrays = list(batch.values())
+        key = _signature(batch), self._values(batch), update
+        found = self._steps.get(key)
+        fresh = found is None
+        if found is None:
+            found = self._make(batch, update)
+        loss = self._advance(found, arrays, fresh)
+        if fresh:
+            self._steps.put(key, found)
+        as_given = [*args, *[inputs.get(n) for n in found.names[len(args) :]]]
+        if given is not None and not self._source.by_value and all(map(operator.is_, as_given, arrays)):
+            self._known.put(given, found)
+        return found, loss
 
     def apply(self) -> bool:
         """Update by the micro-batches since the last update, fewer than `accumulate`; returns whether there were any.
@@ -328,8 +290,8 @@ class TrainModule(GuardedModule):
         Raises as `step` does.
         """
         with self._lock:
-            self._refuse_lost()
-            if not self._count_of(MICRO):
+            self._state.refuse_lost()
+            if not self._state.count(MICRO):
                 return False
             if self._recipe is None:
                 raise InputError(
@@ -338,7 +300,8 @@ class TrainModule(GuardedModule):
                 )
             found = self._applied
             if found is None:
-                found = self._planned(update_graph(self._types, self._recipe), {}, rates=[self._optimizer.rates_at(0)])
+                made = update_graph(self._state.types, self._recipe)
+                found = self._planned(made, {}, rates=[self._optimizer.rates_at(0)])
             self._advance(found, [], self._applied is None)
             self._applied = found
         return True
@@ -348,12 +311,12 @@ class TrainModule(GuardedModule):
         scaling, clipping and accumulation. Nothing is updated. Raises as `step` does."""
         batch = self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
         with self._lock:
-            self._refuse_lost()
+            self._state.refuse_lost()
             found = self._found(batch, "gradients")
-            arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
+            arrays = [*batch.values(), *(self._state.arrays[i] for i in found.reads)]
             assert self._recipe is not None
             names = [v.name for v in self._recipe.variables if v.trained]
-            return dict(zip(names, [np.array(to_numpy(a)) for a in self._run(found, arrays)[1:]], strict=True))
+            return dict(zip(names, [np.array(to_numpy(a)) for a in found.run(arrays)[1:]], strict=True))
 
     # --- epochs and inference -----------------------------------------------------------------------------------
 
@@ -429,15 +392,15 @@ class TrainModule(GuardedModule):
         given = inputs if with_loss else self._source.with_unread(args, inputs)
         batch = self._source.bind(args, given, labels)
         with self._lock:
-            self._refuse_lost()
+            self._state.refuse_lost()
             found = self._found(batch, "evaluate" if with_loss else "predict")
             reads = found.reads
             if average:
                 assert self._recipe is not None
                 places = {n: i for i, n in enumerate(self._recipe.names)}
                 reads = tuple(places.get(ema_name(self._recipe.names[i]), i) for i in reads)
-            arrays = [*batch.values(), *(self._state[i] for i in reads)]
-            return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
+            arrays = [*batch.values(), *(self._state.arrays[i] for i in reads)]
+            return batch, [np.array(to_numpy(a)) for a in found.run(arrays)]
 
     def trace(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
         """Trace a written graph for a batch, unless that has been done, so that all of a loaded state is in use."""
@@ -446,7 +409,7 @@ class TrainModule(GuardedModule):
             with self._lock:
                 self._specialised(batch)
 
-    def _found(self, batch: dict[str, np.ndarray], kind: str) -> _Step:
+    def _found(self, batch: dict[str, np.ndarray], kind: str) -> PlannedStep:
         """The plan of "gradients", "evaluate" or "predict" for the signature of a batch."""
         key = _signature(batch), self._values(batch), kind
         found = self._steps.get(key)
@@ -456,7 +419,7 @@ class TrainModule(GuardedModule):
             whole, extra, report = self._specialised(batch)
             assert self._recipe is not None
             if kind == "gradients":
-                made = gradient_graph(whole, extra, self._types, self._recipe)
+                made = gradient_graph(whole, extra, self._state.types, self._recipe)
             else:
                 own = self._source.own_loss
                 if own and kind == "predict":
@@ -466,13 +429,12 @@ class TrainModule(GuardedModule):
             self._steps.put(key, found)
         return found
 
-    def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
+    def _advance(self, found: PlannedStep, batch: list[Any], fresh: bool) -> Any:
         """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
-        rate = self._rate
+        rate, state = self._rate, self._state.arrays
         if rate is None:
-            rate = self._optimizer.rates_at(self._count_of(STEP))
-        state = self._state
-        if found.ahead:  # the caller may write into them before the step is done
+            rate = self._optimizer.rates_at(self._state.count(STEP))
+        if found.ahead and self._lazy:  # the caller may write into them before the step is done
             batch = [np.array(a) if type(a) is np.ndarray else a for a in batch]
         arrays = [*batch, rate, *(state if found.reads_all else [state[i] for i in found.reads])]
         if found.computed is not None:
@@ -481,53 +443,75 @@ class TrainModule(GuardedModule):
             # the first run of a program is the likeliest to fail; NumPy arrays are never donated
             arrays = [to_numpy(a) for a in arrays]
         # nothing may interrupt between what an engine overwrites and the new state; NumPy's arrays are not donated
-        taken = self._donate and (found.fitting is not None or any(type(a) is not np.ndarray for a in arrays))
-        with held_back() if taken else _AT_ONCE:
-            try:
+        if self._donate and (found.fitting is not None or any(type(a) is not np.ndarray for a in arrays)):
+            with held_back():
                 return self._run_whole(found, arrays, bool(batch))
-            except BaseException as e:  # an engine may raise what it likes, and so may what interrupts a thread
-                self._note_loss(e)
-                raise
+        return self._run_whole(found, arrays, bool(batch))
 
-    def _run_whole(self, found: _Step, arrays: list[Any], has_loss: bool) -> Any:
+    def _run_whole(self, found: PlannedStep, arrays: list[Any], has_loss: bool) -> Any:
         """Make the new state from the old one, whose arrays engines may take, and put it in its place; the loss."""
-        results = list(self._run(found, arrays if not self._check else list(arrays)))
-        loss = results.pop(0) if has_loss else None
+        try:
+            given = list(arrays) if self._check else arrays
+            new, number, metrics = found.run(given), None, _NOTHING
+            self._state.before = ()  # freed while the device computes
+            if has_loss:
+                results = [*new]
+                if found.ahead is None:
+                    self._settle(found, results[0])
+                number = self._lazy_loss(results[0]) if self._lazy else found.read_loss(results, given)
+                if self._check and not np.isfinite(np.asarray(number, np.float64)).all():
+                    raise not_finite(found.graph, arrays)
+                new = results[1:]
+            if not found.gives_state:
+                new, metrics = self._merged(found, new)
+            follow = self.follow if has_loss else None
+            if follow is None:
+                self._put(found, new, metrics)
+            else:
+                with held_back():  # what the `fit` counts stands with the new state
+                    self._put(found, new, metrics)
+                    follow(number)
+            return number
+        except BaseException as e:  # an engine may raise what it likes, and so may what interrupts a thread
+            self._state.note_failure(e)
+            raise
+
+    def _settle(self, found: PlannedStep, loss: Any) -> None:
+        """Note after the first run on an engine, which gave `loss`, how others go: whether they may return before they
+        are done, and with a rate on the device, if it never changes."""
+        if isinstance(loss, _NUMPY):
+            return
+        family = family_of(type(loss))
+        if type(self._rate) is np.ndarray and family in found.direct[len(found.names)]:
+            self._rate = beside(self._rate, loss)
+        asynchronous = frozenset(e.name for e, _ in self._pipeline.engines if e.asynchronous)
+        late = self._lazy or (found.is_read_whole and self._sharding.mesh is None)
+        found.ahead = family == "jax" and late and found.plan.run_ahead(asynchronous)
+
+    def _lazy_loss(self, loss: Any) -> Any:
+        """A loss that may still be on the device."""
+        if isinstance(loss, _NUMPY):
+            return to_numpy(loss)[()]
+        return LazyLoss(loss, partial(self._state.failed_late, self._state.loads))
+
+    def _merged(self, found: PlannedStep, results: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The state and the metrics after a step whose results are not the state alone."""
         count = len(found.writes)
-        if self._check and loss is not None and not np.isfinite(to_numpy(loss).astype(np.float64)).all():
-            raise not_finite(found.graph, arrays)
-        if found.writes_all:
-            state = results[:count]
-        else:
-            state = list(self._state)
-            for i, new in zip(found.writes, results, strict=False):
-                state[i] = new
+        metrics = dict(zip(found.metrics, results[count:], strict=True))
+        state = list(self._state.arrays)
+        for i, new in zip(found.writes, results, strict=False):
+            state[i] = new
         if isinstance(self._optimizer, Transformation):
             state = self._transformed(self._optimizer, found, state)
-        number = loss
-        if loss is not None and not isinstance(loss, _NUMPY):
-            place = len(arrays) - len(found.reads) - 1
-            if type(self._rate) is np.ndarray and family_of(type(loss)) in found.direct[place]:
-                self._rate = beside(self._rate, loss)  # a rate that never changes is taken to the device once
-            if self._lazy:
-                number = LazyLoss(loss, partial(self._failed_late, self._loads))
-                if found.ahead is None:
-                    found.ahead = family_of(type(loss)) == "jax" and found.plan.run_ahead(self._asynchronous())
-            else:
-                number = to_numpy(loss)[()]  # which may raise what the device did
-        metrics = dict(zip(found.metrics, results[count:], strict=True)) if found.metrics else {}
-        counts = self._counts_after(found)
-        number = number[()] if isinstance(number, np.ndarray) else number
-        follow = self.follow if has_loss else None
-        with held_back() if follow is not None else _AT_ONCE:
-            self.position = None  # unless the `fit` that follows says where it stands now
-            self._counts = {}  # read from the state if something interrupts here
-            self._state, self._counts, self._metrics = state, counts, metrics
-            if follow is not None:
-                follow(number)
-        return number
+        return state, metrics
 
-    def _transformed(self, optimizer: Transformation, found: _Step, state: list[Any]) -> list[Any]:
+    def _put(self, found: PlannedStep, new: Sequence[Any], metrics: Mapping[str, Any]) -> None:
+        """Put a new state in the place of the old one."""
+        self.position = None  # unless the `fit` that follows says where it stands now
+        self._state.replace(new, found.updates, bool(found.ahead) and self._is_small)
+        self._metrics = metrics
+
+    def _transformed(self, optimizer: Transformation, found: PlannedStep, state: list[Any]) -> list[Any]:
         """The state after a transformation of optax was applied to the gradients that a step left in it."""
         assert self._recipe is not None
         names = self._recipe.names
@@ -544,79 +528,16 @@ class TrainModule(GuardedModule):
             return ()
         return self._loss.labels(self._source.output_names, self._source.input_names, count, given)
 
-    def _count_of(self, name: str) -> int:
-        """Return a counter of the state; 0 before the first step. Reading it waits for the device, unless it follows
-        from the steps since it was read."""
-        if self._recipe is None:
-            return int((self._pending or {}).get(name, 0))
-        if name not in self._recipe.names:
-            return 0
-        if name not in self._counts:
-            self._counts[name] = int(to_numpy(self._state[self._recipe.names.index(name)]))
-        return self._counts[name]
-
-    def _counts_after(self, found: _Step) -> dict[str, int]:
-        """The counters after a step that was taken, as far as they are known."""
-        if not found.updates:
-            return {n: c + 1 if n == MICRO else c for n, c in self._counts.items()}
-        if self._scale is None:
-            return {n: c + 1 if n == STEP else 0 for n, c in self._counts.items()}
-        return {}  # whether the step was left out is on the device
-
-    def _refuse_lost(self) -> None:
-        if self._lost is not None:
-            raise TrainingError(self._lost)
-
-    def _run(self, step: _Step, arrays: list[Any]) -> Sequence[Any]:
-        types = [*map(type, arrays)]
-        if types != step.fitting:
-            direct, fits = step.direct, True
-            for i, kind in enumerate(types):
-                if kind is not np.ndarray and family_of(kind) not in direct[i]:
-                    arrays[i], fits = to_numpy(arrays[i]), False
-            step.fitting = types if fits else None
-        refuse_out_of_range(step.ranges, arrays, self._check_indices)  # launches do not check what NumPy's arrays hold
-        if step.plan.host[0] is np:
-            return step.plan.run(arrays)
-        with settled_host(*step.plan.host):
-            return step.plan.run(arrays)
-
-    def _asynchronous(self) -> frozenset[str]:
-        """The engines that may be run without waiting."""
-        return frozenset(e.name for e, _ in self._pipeline.engines if e.asynchronous)
-
-    def _failed_late(self, loads: int, error: Exception) -> None:
-        """Note that a step that ran ahead has failed, and with it the state since. loads: how many states had been
-        loaded then. Raises TrainingError."""
-        message = (
-            f"a step that ran ahead failed on the device, and the state is lost: {_first(error)}. Load a state "
-            "(load_state_dict, load); with lazy_loss=False a step is done when it returns"
-        )
-        if loads == self._loads:
-            self._lost = message
-        raise TrainingError(message) from error
-
-    def _note_loss(self, error: BaseException) -> None:
-        """Note that the state is lost where a step failed after engines had taken its arrays. Raises TrainingError then
-        for an Exception."""
-        if any(getattr(a, "is_deleted", bool)() for a in self._state):
-            self._lost = (
-                "the step failed after its variables had been donated to the engine, and they are lost: "
-                f"{_first(error)}. Load a state (load_state_dict, load); with donate=False no failure loses it"
-            )
-            if isinstance(error, Exception):
-                raise TrainingError(self._lost) from error
-
     def _values(self, batch: Mapping[str, np.ndarray]) -> Any:
         by_value = self._source.by_value
         return tuple([to_numpy(batch[n]).tobytes() for n in by_value if n in batch]) if by_value else ()
 
-    def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> _Step:
+    def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> PlannedStep:
         self._tell_of_whole(batch, logging.WARNING)
         whole, extra, report = self._specialised(batch)
         assert self._recipe is not None
         examples = _examples(batch, self._source.input_names)
-        made = training_graph(whole, extra, self._types, self._recipe, update, examples)
+        made = training_graph(whole, extra, self._state.types, self._recipe, update, examples)
         arrays = {v.name: to_numpy(batch[v.name]) for v in made.graph.inputs[: len(batch)]}
         return self._planned(made, arrays, report, [self._optimizer.rates_at(0)], whole=update)
 
@@ -653,18 +574,18 @@ class TrainModule(GuardedModule):
         report: PrecisionReport | None = None,
         rates: Sequence[np.ndarray] = (),
         whole: bool = False,
-    ) -> _Step:
+    ) -> PlannedStep:
         """The plan of a graph. whole: it is a training step with its update."""
         assert self._recipe is not None
         names, pipeline = self._recipe.names, self._pipeline
         trained = [v.name for v in self._recipe.variables if v.trained]
         own = [partial(slot_name, s) for s in self._optimizer.slots] + [ema_name, sum_name]
-        slots = {n: [name for of in own if (name := of(n)) in self._types] for n in trained}
-        if rows := self._sharding.rows(made.graph, batch, self._types, slots, whole):
+        slots = {n: [name for of in own if (name := of(n)) in self._state.types] for n in trained}
+        if rows := self._sharding.rows(made.graph, batch, self._state.types, slots, whole):
             pipeline = pipeline.with_sharding(rows)
         plans = pipeline.plan_cache(pipeline.capture(made.graph))
         reads, writes = (tuple(map(names.index, found)) for found in (made.reads, made.writes))
-        state = [to_numpy(self._state[i]) for i in reads]
+        state = [to_numpy(self._state.arrays[i]) for i in reads]
         plan = plans.plan_for([*batch.values(), *rates, *state])
         assert isinstance(plan, Planned)
         if self._is_named:
@@ -674,14 +595,14 @@ class TrainModule(GuardedModule):
         host = on_host(self._pipeline.services.place.xp)
         direct = tuple(host if name is None else taken_by(engines, name) for name in plan.engine_inputs)
         computed = ComputedIndices(made.graph) if self._check_indices else None
-        updates = STEP in made.writes
         for at in plan.steps:
             if isinstance(at.call, Launch):
                 at.call.input_checks = without_checked(at.call.input_checks, at.inputs, made.ranges)
         whole_state = tuple(range(len(names)))
-        return _Step(
-            plan, made.graph, tuple(batch), direct, reads, writes, report, made.ranges, computed, made.metrics, updates,
-            reads_all=reads == whole_state, writes_all=writes == whole_state,
+        return PlannedStep(
+            plan, made.graph, tuple(batch), direct, reads, writes, reads == whole_state,
+            writes == whole_state and not made.metrics, report, made.ranges, computed, made.metrics,
+            updates=STEP in made.writes,
         )  # fmt: skip
 
     def _begin(self, variables: Sequence[Variable]) -> None:
@@ -689,21 +610,12 @@ class TrainModule(GuardedModule):
         if not trained:
             raise GradientError("the model has no float constants to train; name them with trainable=[...]")
         self._optimizer.check_groups(trained)
-        state = initial_state(variables, self._optimizer, self._scale, self._accumulate)
-        self._types = {n: TensorType(a.dtype, a.shape) for n, a in state.items()}
+        self._state.begin(variables)
         self._recipe = Recipe(
-            tuple(variables), self._optimizer, self._loss, self._scale, self._seed, tuple(state), self._dropout,
+            tuple(variables), self._optimizer, self._loss, self._scale, self._seed, self._state.names, self._dropout,
             self._batch_norm, self._accumulate, self._donate, self._recompute, self._named,
         )  # fmt: skip
-        self._state = list(state.values())
         self.events.emit("training.variables", level=logging.INFO, count=len(trained), names=", ".join(trained))
-        if self._pending is not None:
-            try:
-                self._set(self._pending)
-            except CheckpointError:
-                self._recipe = None  # the loaded state stands: no step trains from another one
-                raise
-            self._pending = None
 
     # --- queries ------------------------------------------------------------------------------------------------
 
@@ -726,7 +638,7 @@ class TrainModule(GuardedModule):
     def step_count(self) -> int:
         """The number of updates of the state, those before a loaded checkpoint included."""
         with self._lock:
-            return self._count_of(STEP)
+            return self._state.count(STEP)
 
     def explain(self) -> Explanation:
         """Return the explanation of the last signature. Raises InputError before the first step."""
@@ -746,16 +658,7 @@ class TrainModule(GuardedModule):
         """Return copies of the state that the next step depends on: variables, optimizer slots, the step count, and
         what a schedule knows that follows the training (`ReduceOnPlateau`)."""
         with self._lock:
-            self._refuse_lost()
-            if self._recipe is None:
-                return dict(self._pending or {})  # nothing is known of the variables before the first batch
-            try:
-                own = {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
-            except XRTError as e:
-                if self._lazy:
-                    self._failed_late(self._loads, e)
-                raise
-            return own | self._optimizer.schedule_state()
+            return self._state.copies()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a result of `state_dict`. Raises CheckpointError, with nothing changed, for one that does not fit."""
@@ -763,57 +666,8 @@ class TrainModule(GuardedModule):
         with self._lock:
             if self._recipe is None:  # a written graph gets its variables at its first step
                 self._source.check(arrays)
-                self._check_entries(arrays)
-                self._pending = arrays
-            else:
-                self._set(arrays)
-            self._optimizer.load_schedule_state(arrays)
+            self._state.load(arrays)
             self.position = None
-
-    def _check_entries(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Hold what a state has beside variables against the optimizer and the options, before a batch has said which
-        variables there are. Raises CheckpointError."""
-        if isinstance(self._optimizer, Transformation):  # the number of its leaves follows from the variables
-            return
-        one = Variable(np.zeros(1, np.float32), True, "*")
-        want = {n.removesuffix("*") for n in initial_state([one], self._optimizer, self._scale, self._accumulate)}
-        want -= {"", SKIPPED, EXAMPLES}  # which states of earlier versions do not have
-        slots = [p for p in want if p.endswith("/")]
-        others = [n for n in arrays if n.startswith(("optimizer/", "training/"))]
-        have = {next((p for p in slots if n.startswith(p)), n) for n in others}
-        have = {n for n in have if not n.startswith(SCHEDULE)} - {SKIPPED, EXAMPLES}
-        if have != want:
-            raise CheckpointError(
-                f"the state does not fit this optimiser and its options: missing {_some(sorted(want - have))}; unknown "
-                f"{_some(sorted(have - want))}"
-            )
-
-    def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
-        assert self._recipe is not None
-        names = self._recipe.names
-        arrays = {n: a for n, a in arrays.items() if not n.startswith(SCHEDULE)}  # the optimizer's, if it follows one
-        if SKIPPED in names:  # states of earlier versions do not count them
-            arrays = {SKIPPED: np.zeros((), np.int64), **arrays}
-        if EXAMPLES in names and MICRO in arrays:  # nor the examples: each micro-batch weighs alike in their sums
-            arrays = {EXAMPLES: arrays[MICRO].astype(np.float32), **arrays}
-        missing, surplus = [n for n in names if n not in arrays], [n for n in arrays if n not in self._types]
-        if missing or surplus:
-            raise CheckpointError(
-                f"the state does not fit this model and optimiser: missing {_some(missing)}; unknown {_some(surplus)}"
-            )
-        for n in names:
-            have, want = arrays[n], self._types[n]
-            if have.dtype != want.dtype or have.shape != want.shape:
-                raise CheckpointError(f"the state's {n!r} is {dtype_name(have.dtype)}{list(have.shape)}, not {want}")
-        if MICRO in names and not 0 <= arrays[MICRO] < self._accumulate:
-            raise CheckpointError(
-                f"the state is at micro-batch {arrays[MICRO]} of an update, this module has "
-                f"accumulate={self._accumulate}"
-            )
-        self._state = [arrays[n] for n in names]
-        self._counts = {}
-        self._lost = None
-        self._loads += 1
 
     def save(self, path: str | os.PathLike[str], *, sharded: bool = False, background: bool = False) -> None:
         """Write the state as a safetensors file, atomically; in a `fit`, or after it, also where that stands and the
@@ -831,10 +685,8 @@ class TrainModule(GuardedModule):
         metadata = {"format": _FORMAT, "seed": str(self._seed)}
         if sharded:
             with self._lock:
-                self._refuse_lost()
-                entries = {} if self._recipe is None else dict(zip(self._recipe.names, self._state, strict=True))
-                self._refuse_empty(entries)
-                found = sharded_checkpoint.pieces({**entries, **self._optimizer.schedule_state(), **where})
+                self._refuse_empty(self._state.names)
+                found = sharded_checkpoint.pieces({**self._state.entries(), **where})
             if background and not found.whole:
                 raise OptionError(
                     "background=True: processes that write pieces of one state wait for each other, which they can not "
@@ -894,7 +746,7 @@ class TrainModule(GuardedModule):
                 state[ema_name(n)] = state[n].copy()
         self.load_state_dict(state)
 
-    def _refuse_empty(self, state: Mapping[str, Any]) -> None:
+    def _refuse_empty(self, state: Collection[str]) -> None:
         """Raise CheckpointError where nothing is known of the variables yet."""
         if not state:
             raise CheckpointError(
@@ -983,19 +835,18 @@ def _optimizer_of(given: Any, model: Any) -> Optimizer:
     return found
 
 
-def _first(error: BaseException) -> BaseException:
-    """Return the root cause of a chain of errors; the error of the failed fallback to the host is not informative."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
-
-
-def _as_given(inputs: Mapping[str, Any]) -> _Given | None:
+def _as_given(args: Sequence[Any], inputs: Mapping[str, Any], update: bool) -> tuple[Any, ...] | None:
     """What tells NumPy's arrays as a caller gave them apart; None for others, whose shapes may be anything."""
-    for a in inputs.values():
+    found: list[Any] = [update]
+    for a in args:
         if type(a) is not np.ndarray:
             return None
-    return tuple([(n, a.shape, a.dtype) for n, a in inputs.items()])
+        found += a.shape, a.dtype
+    for n, a in inputs.items():
+        if type(a) is not np.ndarray:
+            return None
+        found += n, a.shape, a.dtype
+    return tuple(found)
 
 
 def _signature(batch: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...], np.dtype], ...]:
@@ -1034,7 +885,3 @@ def _count(name: str, given: Any) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         raise OptionError(f"{name}={given!r}: it takes a whole number of at least 1")
     return given
-
-
-def _some(names: Sequence[str]) -> str:
-    return (", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")) or "nothing"

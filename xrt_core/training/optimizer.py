@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 
-from xrt_core.errors import OptionError, nearest
+from xrt_core.errors import CheckpointError, OptionError, nearest
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.training.callbacks import Callback
@@ -101,11 +101,18 @@ class Optimizer(ABC):
         return {f"{prefix}{n}": np.array(a) for prefix, own in states.items() for n, a in own.items()}
 
     def load_schedule_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Give such schedules back what `schedule_state` returned; one that the state does not know stays as it is."""
+        """Give such schedules back what `schedule_state` returned; one that the state does not know stays as it is.
+
+        Raises CheckpointError, with all schedules as they were, where one does not take it.
+        """
+        before = self.schedule_state()
         for prefix, rate in self._following().items():
-            own = {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
-            if own:
-                rate.load_state_dict(own)
+            try:
+                _load_schedule(prefix, rate, state)
+            except Exception as e:
+                for other, each in self._following().items():
+                    _load_schedule(other, each, before)
+                raise CheckpointError(f"the state of the schedule {type(rate).__name__} does not fit it: {e!r}") from e
 
     def _following(self) -> dict[str, Callback]:
         rates: list[Any] = self._rates
@@ -172,6 +179,12 @@ class Optimizer(ABC):
         self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
     ) -> Sequence[Tensor]:
         """Return the new value of a variable, then of its slots in the order of the class attribute `slots`."""
+
+
+def _load_schedule(prefix: str, rate: Callback, state: Mapping[str, np.ndarray]) -> None:
+    own = {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
+    if own:
+        rate.load_state_dict(own)
 
 
 def _rate(rate: float | Schedule, step: int) -> float:

@@ -27,7 +27,7 @@ def labels(values: object) -> list[str]:
 
 
 def test_a_launch_holds_its_cluster_as_a_function() -> None:
-    """Domain, version, attributes, params in order of first use, returns in order of production; values are shared."""
+    """Domain, version, attributes, params, returns; values are shared."""
     g = graph("a = A(y, x); b = B(a, z, y); h = H(b)", outputs="a h")
     out = folded(g)
     assert [n.operator for n in out.nodes] == ["xrt.Launch", "H"]
@@ -40,6 +40,17 @@ def test_a_launch_holds_its_cluster_as_a_function() -> None:
     assert out.nodes[1] is g.nodes[2]
     assert (out.inputs, out.outputs) == (g.inputs, g.outputs)
     assert out.opsets == {"": 13, "xrt": 1}
+
+
+def test_what_the_graph_has_at_its_ends_comes_in_its_order() -> None:
+    """Before what other functions and nodes make and read; so a graph of one function is that function."""
+    names = ("x", "y", "z", "h", "a", "b")
+    x, y, z, h, a, b = (Value(n, TYPE) for n in names)
+    nodes = [Node("H", [x], [h], version=1), Node("A", [h, z, y], [a], version=1), Node("B", [a, x], [b], version=1)]
+    g = Graph([x, y, z], [b, a], nodes, opsets={"": 13})
+    launch = folded(g).nodes[-1]
+    assert labels(launch.inputs) == ["x", "y", "z", "h"]
+    assert labels(launch.outputs) == ["b", "a"]
 
 
 def test_a_value_read_inside_only_is_not_returned() -> None:

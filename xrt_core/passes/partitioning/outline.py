@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -22,9 +22,10 @@ from xrt_core.passes.partitioning.support import HOST
 def outline(graph: Graph, clustering: Clustering) -> Graph:
     """The graph with one `xrt.Launch` in place of each cluster; nodes and values outside are shared, not copied.
 
-    A function's params are the values that it reads from outside, captures of its subgraphs included, in order of first
-    use; its returns are the values that are read outside or are graph outputs, in order of production. Constants stay
-    inside. Aliases of nodes become aliases of the function if both ends are at its boundary, the graph does not return
+    A function's params are the values that it reads from outside, captures of its subgraphs included: graph inputs in
+    their order, then others in order of first use. Its returns are graph outputs in their order, then other values that
+    are read outside, in order of production; so a graph that is one function is called as it is. Constants stay inside.
+    Aliases of nodes become aliases of the function if both ends are at its boundary, the graph does not return
     the old value, and all other readers of the old value can run before the function. The result is in a topological
     order in which they do: each node as early as its inputs, and the readers of what it overwrites, allow; ties in the
     order of the graph. Linear, except for the heap of that order and a search for each function with aliases.
@@ -41,6 +42,7 @@ def outline(graph: Graph, clustering: Clustering) -> Graph:
     outer = _values_read_outside(graph, reads, assignment)
     names = _names(graph, clustering)
     parameters: dict[Value, Parameter] = {}
+    ends = tuple({v: i for i, v in enumerate(values)} for values in (graph.inputs, graph.outputs))
     plain = Annotations(device=clustering.clusters[0].device)  # shared by most launches
     units: list[int] = []  # for each its first node
     unit = [0] * len(graph.nodes)
@@ -57,7 +59,7 @@ def outline(graph: Graph, clustering: Clustering) -> Graph:
     nodes = [
         graph.nodes[i]
         if (k := assignment[i]) < 0
-        else _launch(graph, clustering.clusters[k], names[k], outer, parameters, plain, preserved)
+        else _launch(graph, clustering.clusters[k], names[k], outer, ends, parameters, plain, preserved)
         for i in units
     ]
     opsets = graph.opsets if DIALECT in graph.opsets else {**graph.opsets, DIALECT: DIALECT_VERSION}
@@ -138,6 +140,7 @@ def _launch(
     cluster: Cluster,
     name: str,
     outer: set[Value],
+    ends: Sequence[Mapping[Value, int]],
     parameters: dict[Value, Parameter],
     plain: Annotations,
     preserved: set[Value],
@@ -152,7 +155,8 @@ def _launch(
         for o in n.outputs:
             if o is not None:
                 made[o] = None
-    entry, exit_ = tuple(read), tuple(v for v in made if v in outer)
+    inputs, outputs = ends
+    entry, exit_ = _sorted(read, inputs), _sorted([v for v in made if v in outer], outputs)
     body = Graph(entry, exit_, nodes, opsets=graph.opsets, name=name)
     aliases = _aliases(nodes, entry, exit_, preserved)
     for v in (*entry, *exit_):  # a value at several boundaries has one Parameter
@@ -173,6 +177,11 @@ def _launch(
             aliases=tuple((x.output, x.input) for x in function.aliases),
         )
     return launch(function, cluster.engine, entry, exit_, annotations=annotations)
+
+
+def _sorted(values: Iterable[Value], places: Mapping[Value, int]) -> tuple[Value, ...]:
+    """The values that have a place, by that, then the others as they come."""
+    return tuple(sorted(values, key=lambda v: places.get(v, len(places))))
 
 
 def _is_plain(node: Node) -> bool:
