@@ -23,6 +23,8 @@ _nameless_input = model([_relu])
 _nameless_input.graph.input.add()
 _negative = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[-2])
 _short = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], raw_data=b"1234")
+_vast = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[0, 2**63 - 1], raw_data=b"")
+_wrapped = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2**62, 4], raw_data=b"")
 _few = TensorProto(name="w", data_type=TensorProto.INT32, dims=[4], int32_data=[1, 2])
 _untyped = TensorProto(name="w", dims=[1], raw_data=b"1234")
 _unknown_type = TensorProto(name="w", data_type=99, dims=[1], raw_data=b"1234")
@@ -129,6 +131,8 @@ BAD: dict[str, tuple[onnx.ModelProto, str]] = {
     "constant with two values": (model([N("Constant", [], ["y"], value_int=1, value_float=1.0)], []), "exactly one"),
     "constant without an output": (model([N("Constant", [], [""], value_int=1)], []), "one named output"),
     "negative dimension": (model([_relu], initializer=[_negative]), "initialiser 'w': negative dimension"),
+    "no elements of a vast shape": (model([_relu], initializer=[_vast]), "'w': no array has the shape"),
+    "a size beyond 64 bits": (model([_relu], initializer=[_wrapped]), r"'w': 0 bytes .* takes 73786976294838206464"),
     "too few bytes": (model([_relu], initializer=[_short]), r"'w': 4 bytes of data for float32\[4\], which takes 16"),
     "too few elements": (model([_relu], initializer=[_few]), "initialiser 'w': tensor data does not fit"),
     "tensor without a type": (model([_relu], initializer=[_untyped]), "'w': the tensor has no element type"),

@@ -37,6 +37,12 @@ def test_axes_out_of_range(op: str) -> None:
             run_numpy(node_case(op, 18, [np.ones((2, 3), np.float32), given]))
 
 
+def test_axes_of_another_type() -> None:
+    """Axes that an ill-typed model computes as floats are an error, as where they are known before."""
+    with pytest.raises(ShapeError, match=r"\[1.0\] of float32: .* are integers"):
+        run_numpy(node_case("ReduceSum", 13, [np.ones((2, 3), np.float32), np.ones(1, np.float32)]))
+
+
 NO_AXES = {
     "ReduceSum": lambda x: x, "ReduceMax": lambda x: x, "ReduceProd": lambda x: x, "ReduceMean": lambda x: x,
     "ReduceL1": np.abs, "ReduceL2": np.abs, "ReduceSumSquare": np.square, "ReduceLogSumExp": lambda x: x,

@@ -5,6 +5,7 @@ This module imports `onnx`; `import xrt_core` does not import this module.
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -153,16 +154,18 @@ def array_from_bytes(raw: Any, dtype: np.dtype, shape: tuple[int, ...], where: s
     Raises ModelLoadError where the buffer has not the size that dtype and shape ask for.
     """
     buffer = np.frombuffer(raw, np.uint8) if not isinstance(raw, np.ndarray) else raw
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)  # of Python's integers, which do not wrap round
     bits = _SUB_BYTE.get(dtype, dtype.itemsize * 8)
     need = -(-count * bits // 8)
     if buffer.nbytes != need:
         raise ModelLoadError(
             f"{where}: {buffer.nbytes} bytes of data for {dtype_name(dtype)}{list(shape)}, which takes {need}"
         )
-    if dtype in _SUB_BYTE:
-        return unpack(buffer, dtype, count).reshape(shape)
-    return buffer.view(dtype).reshape(shape)
+    found = unpack(buffer, dtype, count) if dtype in _SUB_BYTE else buffer.view(dtype)
+    try:
+        return found.reshape(shape)
+    except ValueError as e:  # of no elements, with a dimension that no array has
+        raise ModelLoadError(f"{where}: no array has the shape {list(shape)}: {e}") from e
 
 
 def array_from_tensor(t: TensorProto, where: str, folder: pathlib.Path | None = None) -> np.ndarray:

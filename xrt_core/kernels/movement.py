@@ -15,8 +15,11 @@ from xrt_core.kernels.registry import OpContext, kernel
 
 
 def ints(values: Any) -> tuple[int, ...]:
-    """Python ints of a static input or an integer list attribute; a scalar gives one."""
-    return tuple(int(v) for v in np.asarray(values).reshape(-1))
+    """Python ints of a static input or an integer list attribute; a scalar gives one. Raises ShapeError for others."""
+    given = np.asarray(values).reshape(-1)
+    if given.size and given.dtype.kind not in "iub":
+        raise ShapeError(f"{given.tolist()} of {given.dtype}: sizes, axes and positions are integers")
+    return tuple(int(v) for v in given)
 
 
 def axis_of(axis: int, rank: int, where: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.types import float_like
-from xrt_core.kernels.movement import axis_of
+from xrt_core.kernels.movement import axis_of, ints
 from xrt_core.kernels.namespace import divide_integers, is_cupy, is_jax, result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -21,10 +21,10 @@ def reduced_axes(ctx: OpContext, rank: int, given: Any) -> tuple[int, ...]:
 
     Raises ShapeError for one that is out of range.
     """
-    axes = ctx.attr("axes") if given is None else given.reshape(-1).tolist()
+    axes = ctx.attr("axes") if given is None else ints(given)
     if not axes:
         return () if ctx.attr("noop_with_empty_axes", 0) else tuple(range(rank))
-    return tuple(sorted({axis_of(int(a), rank, ctx.node.op_type) for a in axes})) if rank else ()
+    return tuple(sorted({axis_of(a, rank, ctx.node.op_type) for a in axes})) if rank else ()
 
 
 def _register(op_type: str) -> Callable[[Reduction], Reduction]:
