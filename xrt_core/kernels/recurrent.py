@@ -98,7 +98,8 @@ def _recur(
     merge_bias: Callable[[Any, Any, int], tuple[Any, Any]],
     make_step: Callable[[Direction], Step],
 ) -> tuple[Any, ...]:
-    """Run all directions; returns Y and the last value of every state, in the node's layout and dtype.
+    """Run all directions; returns Y and the last value of every state, in the node's layout and dtype. W and R may be
+    lists of their matrices.
 
     A sequence that is shorter than the batch's longest keeps its state past its end and gives zeros there; the
     reverse direction starts at its own end.
@@ -108,14 +109,14 @@ def _recur(
     dtype, batch_first = x.dtype, bool(ctx.attr("layout", 0))
     direction = ctx.attr("direction", "forward") or "forward"
     reversals = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
-    if reversals is None or w.shape[0] != len(reversals):
+    if reversals is None or len(w) != len(reversals):
         raise ShapeError(
-            f"{ctx.node.operator} {ctx.node.name!r}: direction = {direction!r} and W of shape {tuple(w.shape)} do not "
+            f"{ctx.node.operator} {ctx.node.name!r}: direction = {direction!r} and W, of {len(w)} matrices, do not "
             "fit: it takes forward, reverse or bidirectional, and W has one matrix a direction"
         )
     functions = activations_of(ctx, default, len(reversals))
     x = widen(xp.swapaxes(x, 0, 1) if batch_first else x)
-    steps, batch, hidden = x.shape[0], x.shape[1], r.shape[2]
+    steps, batch, hidden = x.shape[0], x.shape[1], r[0].shape[1]
     zero = xp.zeros((batch, hidden), dtype=x.dtype)
     starts = [None if s is None else widen(xp.swapaxes(s, 0, 1) if batch_first else s) for s in initial]
     alive = None
@@ -199,7 +200,8 @@ def gru(ctx: OpContext, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = No
     def make_step(d: Direction) -> Step:
         f, g = d.f
         n = d.recurrence.shape[1]
-        whole, gates, last = d.recurrence.T, d.recurrence[: 2 * n].T, d.recurrence[2 * n :].T
+        whole = d.recurrence.T
+        gates, last = whole[:, : 2 * n], whole[:, 2 * n :]
 
         def step(state: State, now: Any) -> State:
             (before,) = state

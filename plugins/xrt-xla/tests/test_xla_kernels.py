@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from xla_functions import compile_nodes
 from xrt_xla import XlaEngine
+from xrt_xla.kernels import convolution
 from xrt_xla.kernels.convolution import form_of
 from xrt_xla.kernels.transposed import transposed_form
 
@@ -84,6 +85,8 @@ def _run(
 
 # form, input, filter, attributes
 CONVOLUTIONS = [
+    ("small", (1, 4, 9, 8), (4, 4, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
+    ("depthwise", (2, 1, 9, 8), (6, 1, 3, 3), {"pads": (0, 1, 1, 1), "strides": (2, 2)}),
     ("patches", (2, 3, 9, 8), (4, 3, 3, 3), {"pads": (0, 1, 1, 1), "strides": (2, 2)}),
     ("last", (2, 4, 9, 8), (4, 4, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
     ("last", (1, 6, 9, 9), (5, 6, 3, 2), {"dilations": (2, 3), "pads": (0, 1, 2, 1)}),
@@ -114,10 +117,20 @@ def _each_once(cases: Sequence[Any], first: Callable[[Any], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("form", "x", "w", "attrs", "kept"), _each_once(CONVOLUTIONS, lambda c: (c[0], len(c[1]))))
-def test_conv_in_every_form(engine: XlaEngine, form: str, x: Any, w: Any, attrs: dict[str, Any], kept: bool) -> None:
+def test_conv_in_every_form(
+    engine: XlaEngine,
+    form: str,
+    x: Any,
+    w: Any,
+    attrs: dict[str, Any],
+    kept: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each form of Conv is the definition's, with strides, dilations, uneven pads, bias, constant filter or not."""
+    if form != "small":
+        monkeypatch.setattr(convolution, "_SMALL", 0)  # else these are "patches"
     rank, group = len(x) - 2, attrs.get("group", 1)
-    assert form_of(w, group, "cpu") == form
+    assert form_of(w, group, "cpu", 64) == {"small": "patches"}.get(form, form)
     a, b, bias = (RNG.standard_normal(s).astype(np.float32) for s in (x, w, (w[0],)))
     strides, dilations = attrs.get("strides", (1,) * rank), attrs.get("dilations", (1,) * rank)
     pads = attrs.get("pads", (0,) * (2 * rank))

@@ -10,6 +10,7 @@ from xrt_xla.kernels import (
     linear,
     normalization,
     quantized,
+    recurrent,
     reduction,
     softmax,
     transposed,
@@ -17,8 +18,8 @@ from xrt_xla.kernels import (
 from xrt_xla.kernels.context import DEVICES
 
 __all__ = [
-    "barrier", "boxing", "control", "convolution", "gradient", "linear", "normalization", "quantized", "reduction",
-    "softmax", "transposed",
+    "barrier", "boxing", "control", "convolution", "gradient", "linear", "normalization", "quantized", "recurrent",
+    "reduction", "softmax", "transposed",
 ]  # fmt: skip
 
 register_portable_kernels("xla", DEVICES)

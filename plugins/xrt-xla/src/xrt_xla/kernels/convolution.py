@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,13 +24,20 @@ _SHORT_SUM = 32
 """XLA's own convolution is slow where each result is a sum of so few products: the first layer of a network."""
 
 
-def form_of(shape: Sequence[int], groups: int, kind: str) -> str:
-    """How to convolve with a filter of `shape` (OI...) on a kind of device.
+_SMALL: Final = 1 << 14
+"""Elements of all windows up to which a product of them takes no longer than XLA's own convolution, and for some shapes
+a third (129 positions, 64 channels, windows of 3 by strides of 2)."""
+
+
+def form_of(shape: Sequence[int], groups: int, kind: str, positions: int | None = None) -> str:
+    """How to convolve with a filter of `shape` (OI...) on a kind of device. positions: of all results, where known.
 
     xla: XLA's own, channels first. The others are for the CPU, channels last:
     matmul: 1x1 as a matrix product.
-    depthwise: one multiply-add for each kernel position (0.2 ms where XLA's own takes 9).
-    patches: windows written out and one product for each group (half the time of XLA's own; also for short sums).
+    depthwise: one multiply-add for each kernel position (0.2 ms where XLA's own takes 9; of one channel, as the first
+        layer of a network, half the time of "patches").
+    patches: windows written out and one product for each group (half the time of XLA's own; also for short sums, and
+        where there is little to compute).
     planes: 3D as a sum of 2D ones (a sixth).
     last: XLA's own, channels last.
     """
@@ -41,6 +48,8 @@ def form_of(shape: Sequence[int], groups: int, kind: str) -> str:
         if taps == 1:
             return "matmul"
         if taps * shape[1] <= _SHORT_SUM:
+            return "depthwise" if shape[1] == 1 else "patches"
+        if positions is not None and positions * taps * shape[1] <= _SMALL and taps <= _MAX_TAPS:
             return "patches"
         return "planes" if len(shape) == 5 and shape[2] <= _MAX_TAPS else "last"
     if taps > _MAX_TAPS:
@@ -87,21 +96,29 @@ def static_shape(node: Node, index: int) -> tuple[int, ...]:
     return tuple(int(d) for d in value.shape)  # type: ignore[arg-type]
 
 
+def _form(node: Node, kind: str) -> tuple[str, int]:
+    """The form of a Conv, and its groups."""
+    groups, out = int(node.attributes.get("group", 1)), node.outputs[0]  # type: ignore[arg-type]
+    assert out is not None
+    assert out.shape is not None
+    positions = math.prod(int(d) for i, d in enumerate(out.shape) if i != 1)  # type: ignore[arg-type]
+    return form_of(static_shape(node, 1), groups, kind, positions), groups
+
+
 @layout("Conv", 1)
 def _conv_filter(node: Node, kind: str) -> Layout | None:
-    groups, shape = int(node.attributes.get("group", 1)), static_shape(node, 1)  # type: ignore[arg-type]
-    return None if 0 in shape else filter_layout(form_of(shape, groups, kind), groups)
+    return None if 0 in static_shape(node, 1) else filter_layout(*_form(node, kind))
 
 
 @xla_kernel("Conv")
 def conv(ctx: XlaContext, x: Any, w: Any, bias: Any = None) -> Any:
     """Conv of any rank; half floats are summed in float32."""
-    shape, groups, dtype = static_shape(ctx.node, 1), int(ctx.attr("group", 1)), x.dtype
+    shape, dtype = static_shape(ctx.node, 1), x.dtype
     if x.ndim < 3 or 0 in x.shape or 0 in shape:  # empty arrays have no fast forms
         return portable(ctx, x, w, bias)
     to = wide(np.dtype(dtype))
     windows = windows_of(ctx, x.shape[2:], shape[2:])
-    form = form_of(shape, groups, ctx.kind)
+    form, groups = _form(ctx.node, ctx.kind)
     y = convolve(ctx, x.astype(to), ctx.in_layout(1, w).astype(to), windows, groups, form, shape, bias)
     return narrow(y, dtype)
 
