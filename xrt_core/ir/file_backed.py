@@ -86,3 +86,33 @@ def let_go(array: np.ndarray) -> None:
     assert isinstance(mapped, mmap.mmap)
     start = place[1] // mmap.PAGESIZE * mmap.PAGESIZE
     mapped.madvise(mmap.MADV_DONTNEED, start, place[1] + array.nbytes - start)
+
+
+_copies: dict[int, tuple[weakref.ref[np.ndarray], weakref.ref[np.ndarray]]] = {}
+"""Arrays by identity, and their aligned copies, both as long as they live."""
+_copying = threading.Lock()
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """The array if it is aligned; else a read-only copy, which all who ask while it lives share.
+
+    Unaligned weights of a mapped file would be copied whenever they are used, and once for each plan that holds them.
+    """
+    if array.flags.aligned:
+        return array
+    key = id(array)
+    with _copying:
+        source, made = _copies.get(key, (None, None))
+        found = made() if source is not None and made is not None and source() is array else None
+        if found is None:
+            found = array.copy()
+            found.flags.writeable = False
+
+            def forget(dead: weakref.ref[np.ndarray]) -> None:
+                kept = _copies.get(key)  # without the lock: the thread that holds it may free arrays
+                if kept is not None and dead in kept:
+                    _copies.pop(key, None)
+
+            _copies[key] = weakref.ref(array, forget), weakref.ref(found, forget)
+            let_go(array)  # nobody reads the file's pages again
+    return found

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from xrt_core.errors import ExecutionError, InternalError, XRTError
-from xrt_core.ir.file_backed import let_go
+from xrt_core.ir.file_backed import aligned
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.symbols import Expr
 from xrt_core.runtime import recording
@@ -377,12 +377,8 @@ def _read_only(x: Any) -> Any:
 
 
 def _aligned(x: Any) -> Any:
-    """Return `x` if it is aligned, else a copy: unaligned weights of a mapped file would be copied at every use."""
-    if not isinstance(x, np.ndarray) or x.flags.aligned:
-        return x
-    copy = x.copy()
-    let_go(x)  # nobody reads the file's pages again
-    return copy
+    """`x`, or its aligned copy (`ir.file_backed.aligned`)."""
+    return aligned(x) if isinstance(x, np.ndarray) else x
 
 
 def _memories(arrays: Sequence[Any]) -> set[int]:
