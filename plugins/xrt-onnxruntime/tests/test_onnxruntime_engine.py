@@ -280,6 +280,18 @@ def test_sums_of_integers_are_exact(op: str, attributes: Any, numbers: np.ndarra
     assert np.ravel(m(numbers)).tolist() == [expected]
 
 
+def test_powers_of_integers_are_exact() -> None:
+    """The library computes them in double, and cannot give what wraps round."""
+    from xrt_core import XRTModule
+    from xrt_core.ir.graph import Graph
+
+    x, y = _value("x", np.dtype(np.int64), 2), Value("y")
+    exponents = Value.constant(np.array([4, 5]), "exponents")
+    node = Node("Pow", [x, exponents], [y], version=15, name="n")
+    m = XRTModule(Graph([x], [y], [node], opsets={"": 20}), engine="onnxruntime", guard=False, prune=False)
+    assert m(np.array([2**14 + 1, 2**13 + 1])).tolist() == [(2**14 + 1) ** 4, (2**13 + 1) ** 5 - 2**65]
+
+
 @pytest.mark.parametrize(
     ("op", "inputs", "attributes"), [("Gelu", 1, {"approximate": "tanh"}), ("Attention", 3, {"scale": 0.3})]
 )

@@ -110,6 +110,12 @@ def _group_normalisation(node: Node) -> str | None:
     return "onnxruntime computes GroupNormalization of float64 in float32" if wide else None
 
 
+def _power(node: Node) -> str | None:
+    x = _input(node, 0)
+    whole = x is not None and x.dtype is not None and x.dtype.kind in "iu"
+    return "onnxruntime computes Pow of integers in double, which has not all of their numbers" if whole else None
+
+
 def _gelu(node: Node) -> str | None:
     x = _input(node, 0)
     approximate = node.attributes.get("approximate", "none") == "tanh"
@@ -189,6 +195,7 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "GroupNormalization": _group_normalisation,
         "MatMul": _matrix_product,
         "MeanVarianceNormalization": _mean_variance,
+        "Pow": _power,
         **dict.fromkeys(
             (
                 "Einsum",
