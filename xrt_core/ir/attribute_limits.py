@@ -420,8 +420,8 @@ def _not_negative(index: int, name: str, least: int = 0) -> Agreement:
 
     def check(node: Node) -> str | None:
         values = _known(node, index)
-        if values is not None and not all(isinstance(v, int) for v in values):
-            return f"{name} = {_shown(tuple(values))}; they must be integers"
+        if values is not None and any(isinstance(v, complex) for v in values):
+            return f"{name} = {_shown(tuple(values))}; they must be real"
         if values is None or all(v >= least for v in values):
             return None
         return f"{name} = {_shown(tuple(values))}; {node.op_type} allows {least} and more"

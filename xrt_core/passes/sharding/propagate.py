@@ -368,11 +368,11 @@ def updates(graph: Graph) -> dict[Value | None, Value | None]:
 
 
 def zeros(graph: Graph) -> set[Value | None]:
-    """Values of a graph that are zero everywhere: a constant of one element, and what it is expanded to, as gradients
-    of a lookup begin."""
+    """Values of a graph that are zero everywhere: a constant of one element, and views of it, such as what it is
+    expanded to: the gradient of a lookup begins so."""
     found: set[Value | None] = {v for v in graph.constants if v.data is not None and v.data.size == 1 and not v.data}
     for n in graph.nodes:
-        if n.op_type in ("Expand", "Reshape", "Identity") and not n.domain and n.inputs[0] in found:
+        if traits_of(n).view and n.inputs[0] in found:
             found.update(n.outputs)
     return found
 

@@ -81,14 +81,18 @@ def _extreme(node: Node) -> str | None:
     return None
 
 
-def _reduction(node: Node) -> str | None:
-    """Integers are added up as doubles: beyond 2**53 digits are lost, and a sum that wraps round in ONNX ends at the
-    largest number."""
+def _sum(node: Node) -> str | None:
+    """Beyond 2**53 digits are lost, and a sum that wraps round in ONNX ends at the largest number."""
     x = _input(node, 0)
-    dtype = None if x is None or x.dtype is None else x.dtype
-    if dtype == np.int64 or (dtype == np.int32 and node.op_type not in ("ReduceSum", "ReduceMean")):
-        return f"onnxruntime computes {node.op_type} of {dtype} in double, which has not all of its numbers"
-    return None
+    long = x is not None and x.dtype == np.int64
+    return f"onnxruntime computes {node.op_type} of int64 in double, which has not all of its numbers" if long else None
+
+
+def _product(node: Node) -> str | None:
+    x = _input(node, 0)
+    whole = x is not None and x.dtype is not None and x.dtype.kind in "iu"
+    which = f"{node.op_type} of integers in double, which has not all of their numbers"
+    return f"onnxruntime computes {which}" if whole else None
 
 
 def _sign(node: Node) -> str | None:
@@ -108,12 +112,6 @@ def _group_normalisation(node: Node) -> str | None:
     x = _input(node, 0)
     wide = x is not None and x.dtype == np.float64
     return "onnxruntime computes GroupNormalization of float64 in float32" if wide else None
-
-
-def _power(node: Node) -> str | None:
-    x = _input(node, 0)
-    whole = x is not None and x.dtype is not None and x.dtype.kind in "iu"
-    return "onnxruntime computes Pow of integers in double, which has not all of their numbers" if whole else None
 
 
 def _gelu(node: Node) -> str | None:
@@ -195,19 +193,8 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "GroupNormalization": _group_normalisation,
         "MatMul": _matrix_product,
         "MeanVarianceNormalization": _mean_variance,
-        "Pow": _power,
-        **dict.fromkeys(
-            (
-                "Einsum",
-                "ReduceL1",
-                "ReduceL2",
-                "ReduceMean",
-                "ReduceProd",
-                "ReduceSum",
-                "ReduceSumSquare",
-            ),
-            _reduction,
-        ),
+        **dict.fromkeys(("ReduceMean", "ReduceSum"), _sum),
+        **dict.fromkeys(("Einsum", "Pow", "ReduceL1", "ReduceL2", "ReduceProd", "ReduceSumSquare"), _product),
         "Sign": _sign,
         "ReduceMax": _extreme,
         "ReduceMin": _extreme,
