@@ -88,6 +88,8 @@ CONVOLUTIONS = [
     ("small", (1, 4, 9, 8), (4, 4, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
     ("depthwise", (2, 1, 9, 8), (6, 1, 3, 3), {"pads": (0, 1, 1, 1), "strides": (2, 2)}),
     ("patches", (2, 3, 9, 8), (4, 3, 3, 3), {"pads": (0, 1, 1, 1), "strides": (2, 2)}),
+    ("columns", (3, 9, 7), (12, 9, 4), {"pads": (1, 1), "strides": (2,)}),
+    ("columns", (2, 6, 3, 4), (24, 6, 3, 3), {"pads": (1, 0, 1, 2), "dilations": (1, 2)}),
     ("last", (2, 4, 9, 8), (4, 4, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
     ("last", (1, 6, 9, 9), (5, 6, 3, 2), {"dilations": (2, 3), "pads": (0, 1, 2, 1)}),
     ("last", (2, 8, 11), (4, 8, 5), {"pads": (2, 1), "strides": (3,)}),
@@ -130,11 +132,11 @@ def test_conv_in_every_form(
     if form != "small":
         monkeypatch.setattr(convolution, "_SMALL", 0)  # else these are "patches"
     rank, group = len(x) - 2, attrs.get("group", 1)
-    assert form_of(w, group, "cpu", 64) == {"small": "patches"}.get(form, form)
     a, b, bias = (RNG.standard_normal(s).astype(np.float32) for s in (x, w, (w[0],)))
     strides, dilations = attrs.get("strides", (1,) * rank), attrs.get("dilations", (1,) * rank)
     pads = attrs.get("pads", (0,) * (2 * rank))
     want = _correlate(a, b, strides, dilations, pads[:rank], pads[rank:], group)
+    assert form_of(w, group, "cpu", want[:, 0].size) == {"small": "patches"}.get(form, form)
     want += bias.reshape(-1, *(1,) * rank)
     constant = frozenset((1, 2)) if kept else frozenset()
     got = _run(engine, "Conv", [a, b, bias], want.astype(np.float32), constant, 22, **attrs)
@@ -144,7 +146,7 @@ def test_conv_in_every_form(
 @pytest.mark.parametrize(
     ("form", "dtype"),
     [
-        *((form, np.float16) for form in ("last", "matmul", "depthwise", "patches", "planes")),
+        *((form, np.float16) for form in ("last", "matmul", "depthwise", "patches", "columns", "planes")),
         ("last", ml_dtypes.bfloat16),
         ("depthwise", ml_dtypes.bfloat16),
         ("last", np.float64),
@@ -362,6 +364,8 @@ def test_quantised_products(engine: XlaEngine) -> None:
         ((2, 3, 9, 8), 4, {"kernel_shape": (1, 1), "strides": (2, 3), "pads": (1, 0, 0, 2)}),
         ((3, 5, 12, 11), 5, {"kernel_shape": (3, 3), "group": 5, "strides": (2, 1), "pads": (1, 1, 0, 1)}),
         ((2, 4, 5, 5), 6, {"kernel_shape": (3, 3), "group": 2}),
+        ((2, 3, 3, 4), 24, {"kernel_shape": (3, 3), "strides": (1, 2), "dilations": (2, 1), "pads": (2, 1, 1, 1)}),
+        ((1, 4, 9), 12, {"kernel_shape": (4,), "pads": (1, 2)}),
         ((0, 2, 5), 2, {"kernel_shape": (3,)}),
     ],
 )

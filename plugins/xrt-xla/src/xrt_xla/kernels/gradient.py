@@ -6,12 +6,13 @@ with the arithmetic before it takes five times as long. Depthwise ones are sums 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from xrt_core.kernels.namespace import narrow, wide
 from xrt_core.kernels.windows import Windows, windows_of
 from xrt_xla.kernels.context import XlaContext, portable, xla_kernel
-from xrt_xla.kernels.convolution import channels_last, pad, plane
+from xrt_xla.kernels.convolution import MAX_TAPS, channels_last, columns, pad, plane
 from xrt_xla.kernels.reduction import sum_pixels
 
 _FEW = 16
@@ -30,6 +31,8 @@ def conv_filter_grad(ctx: XlaContext, x: Any, dy: Any) -> Any:
         form = _depthwise
     elif ctx.kind != "cpu":
         form = _whole
+    elif x.shape[0] * math.prod(windows.out) <= dy.shape[1] and math.prod(windows.kernel) <= MAX_TAPS:
+        form = _columns
     else:
         form = _planes if windows.rank == 3 else _laid_out
     dtype = wide(x.dtype)
@@ -48,6 +51,14 @@ def _whole(ctx: XlaContext, x: Any, dy: Any, windows: Windows) -> Any:
         dimension_numbers=(f"CN{spatial}", f"IO{spatial}", f"CN{spatial}"),
         precision=ctx.lax.Precision.HIGHEST,
     )  # fmt: skip
+
+
+def _columns(ctx: XlaContext, x: Any, dy: Any, windows: Windows) -> Any:
+    """Of small images one product: what comes back by the windows of Conv's form "columns"."""
+    xp, filters = ctx.xp, dy.shape[1]
+    rows = xp.reshape(xp.swapaxes(dy, 0, 1), (filters, -1))
+    made = xp.matmul(rows, columns(ctx, x, windows).T, precision=ctx.lax.Precision.HIGHEST)
+    return xp.reshape(made, (filters, x.shape[1], *windows.kernel))
 
 
 def _last(ctx: XlaContext, x: Any) -> Any:
