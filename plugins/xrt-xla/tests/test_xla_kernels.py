@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from xla_functions import compile_nodes
 from xrt_xla import XlaEngine
-from xrt_xla.kernels import convolution
+from xrt_xla.kernels import convolution, winograd
 from xrt_xla.kernels.convolution import form_of
 from xrt_xla.kernels.transposed import transposed_form
 
@@ -107,6 +107,8 @@ CONVOLUTIONS = [
     ("depthwise", (1, 3, 5, 6, 4), (3, 1, 2, 3, 1), {"group": 3, "pads": (0, 1, 0, 1, 1, 0)}),
     ("patches", (2, 8, 7, 6), (12, 2, 3, 3), {"group": 4, "pads": (1, 1, 1, 1), "strides": (2, 1)}),
     ("patches", (1, 4, 8), (8, 1, 3), {"group": 4, "dilations": (2,)}),
+    ("winograd", (2, 64, 9, 8), (66, 64, 3, 3), {"pads": (1, 0, 1, 2)}),
+    ("winograd", (3, 65, 8, 9), (64, 65, 3, 3), {"pads": (2, 1, 0, 1)}),
     ("planes", (2, 3, 6, 7, 5), (4, 3, 3, 2, 3), {"pads": (1, 0, 1, 2, 1, 1), "strides": (2, 1, 2)}),
     ("planes", (1, 2, 7, 6, 6), (3, 2, 2, 3, 3), {"dilations": (3, 2, 1)}),
 ]
@@ -131,12 +133,14 @@ def test_conv_in_every_form(
     """Each form of Conv is the definition's, with strides, dilations, uneven pads, bias, constant filter or not."""
     if form != "small":
         monkeypatch.setattr(convolution, "_SMALL", 0)  # else these are "patches"
+    monkeypatch.setattr(winograd, "_POSITIONS", 100)
     rank, group = len(x) - 2, attrs.get("group", 1)
     a, b, bias = (RNG.standard_normal(s).astype(np.float32) for s in (x, w, (w[0],)))
     strides, dilations = attrs.get("strides", (1,) * rank), attrs.get("dilations", (1,) * rank)
     pads = attrs.get("pads", (0,) * (2 * rank))
     want = _correlate(a, b, strides, dilations, pads[:rank], pads[rank:], group)
-    assert form_of(w, group, "cpu", want[:, 0].size) == {"small": "patches"}.get(form, form)
+    unit = set(strides) == set(dilations) == {1}
+    assert form_of(w, group, "cpu", want[:, 0].size, unit) == {"small": "patches"}.get(form, form)
     want += bias.reshape(-1, *(1,) * rank)
     constant = frozenset((1, 2)) if kept else frozenset()
     got = _run(engine, "Conv", [a, b, bias], want.astype(np.float32), constant, 22, **attrs)
@@ -200,6 +204,7 @@ TRANSPOSED = [
     ((1, 256, 4, 3), (256, 2, 3, 3), {"pads": (1, 1, 2, 0)}),
     ((1, 256, 4, 3), (256, 2, 3, 2), {"strides": (2, 3), "pads": (1, 0, 0, 1), "output_padding": (1, 2)}),
     ((1, 2, 4, 4, 3), (2, 3, 3, 3, 3), {"pads": (1, 1, 0, 0, 1, 2)}),
+    ((2, 64, 9, 8), (64, 65, 3, 3), {"pads": (1, 0, 2, 1)}),
 ]
 
 
@@ -207,8 +212,11 @@ TRANSPOSED = [
     ("x", "w", "attrs", "kept"),
     _each_once(TRANSPOSED, lambda c: (len(c[0]), c[0][1] > 4, c[2].get("group", 1) > 1, "strides" in c[2])),
 )
-def test_conv_transpose(engine: XlaEngine, x: Any, w: Any, attrs: dict[str, Any], kept: bool) -> None:
+def test_conv_transpose(
+    engine: XlaEngine, x: Any, w: Any, attrs: dict[str, Any], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ConvTranspose is the definition's, cropped by its pads and lengthened by output_padding."""
+    monkeypatch.setattr(winograd, "_POSITIONS", 100)
     rank, group = len(x) - 2, attrs.get("group", 1)
     a, b = (RNG.standard_normal(s).astype(np.float32) for s in (x, w))
     bias = RNG.standard_normal(w[1] * group).astype(np.float32)
@@ -230,6 +238,9 @@ def test_conv_transpose(engine: XlaEngine, x: Any, w: Any, attrs: dict[str, Any]
         ((1, 21, 4, 4), (21, 1, 3, 3), {"group": 21, "strides": (2, 2), "dilations": (2, 2)}, "spread"),
         ((1, 256, 2, 2), (256, 2, 4, 4), {}, "scatter"),
         ((1, 256, 2, 2), (256, 2, 32, 32), {}, "spread"),
+        ((2, 64, 32, 16), (64, 65, 3, 3), {"pads": (1, 0, 2, 1)}, "winograd"),
+        ((2, 64, 32, 15), (64, 65, 3, 3), {"pads": (1, 0, 2, 1)}, "spread"),
+        ((2, 64, 32, 16), (64, 65, 3, 3), {"strides": (2, 1)}, "spread"),
     ],
 )
 def test_the_form_of_conv_transpose(x: Any, w: Any, attrs: dict[str, Any], form: str) -> None:
@@ -238,6 +249,38 @@ def test_the_form_of_conv_transpose(x: Any, w: Any, attrs: dict[str, Any], form:
     node = Node("ConvTranspose", values, [Value("y")], attrs, version=22)
     assert transposed_form(node, "cpu") == form
     assert transposed_form(node, "cuda") == "spread"
+
+
+@pytest.mark.parametrize(
+    ("op_type", "where", "kept", "value"),
+    [
+        *itertools.product(("Conv", "ConvTranspose"), ["input"], [False], (-np.inf, np.nan, 2e38)),
+        ("Conv", "input", True, np.inf),
+        *itertools.product(["Conv"], ["filter"], (True, False), (np.inf, 2e38)),
+        *itertools.product(["ConvTranspose"], ["filter"], (True, False), [2e38]),
+    ],
+)
+def test_winograd_is_for_moderate_numbers(
+    engine: XlaEngine, op_type: str, where: str, kept: bool, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An infinity is one in the results, and no difference of large numbers overflows."""
+    monkeypatch.setattr(winograd, "_CHANNELS", 8)
+    monkeypatch.setattr(winograd, "_POSITIONS", 8)
+    monkeypatch.setattr(convolution, "_SMALL", 0)
+    x, w = (RNG.standard_normal(s).astype(np.float32) for s in ((1, 10, 12, 11), (10, 10, 3, 3)))
+    changed, other = (x, w) if where == "input" else (w, x)
+    changed[0, 1, :3, 1] = value, 0, -value
+    if value == 2e38:
+        other *= 1e-3
+    with np.errstate(all="ignore"):
+        steps = (1, 1)
+        if op_type == "Conv":
+            want = _correlate(x, w, steps, steps, (0, 0), (0, 0), 1)
+        else:
+            want = _spread(x, w, steps, steps, 1)
+        want = want.astype(np.float32)
+    got = _run(engine, op_type, [x, w], want, frozenset((1,)) if kept else frozenset(), 22)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e32 if value == 2e38 else 1e-4)
 
 
 def test_convolutions_of_nothing(engine: XlaEngine) -> None:

@@ -15,8 +15,9 @@ import numpy as np
 from xrt_core.ir.graph import Node
 from xrt_core.kernels.namespace import narrow, wide
 from xrt_core.kernels.windows import Windows, spatial_attribute
+from xrt_xla.kernels import winograd
 from xrt_xla.kernels.context import Layout, XlaContext, layout, portable, xla_kernel
-from xrt_xla.kernels.convolution import channels_last, correlate, form_of, static_shape
+from xrt_xla.kernels.convolution import channels_last, correlate, form_of, static_shape, unit
 
 _DEEP, _CACHED = 256, 4 << 20
 """Scattering writes the product of every tap: worth it for sums over many channels, while these bytes stay cached."""
@@ -29,6 +30,7 @@ def transposed_form(node: Node, kind: str) -> str:
     """How to compute a ConvTranspose on a kind of device.
 
     spread: XLA's convolution of the input spread by its strides.
+    winograd: 3 x 3 without strides, as Conv's form of that name.
     scatter: one product for all taps, added up where they go (half the time over deep, small images).
     phases: with groups, for each remainder of a position by the strides the convolution by the taps that meet it, in
         the forms of Conv (depthwise: a tenth of the time, and far less for large kernels; 16x16 by strides of 8 takes
@@ -42,7 +44,10 @@ def transposed_form(node: Node, kind: str) -> str:
         strides, dilations = (set(node.attributes.get(a) or (1,)) for a in ("strides", "dilations"))  # type: ignore[arg-type]
         return "phases" if strides == {1} or dilations == {1} else "spread"
     products = x[0] * math.prod(x[2:]) * taps * filters * 4
-    return "scatter" if 1 < taps <= _MAX_TAPS and channels >= _DEEP and products <= _CACHED else "spread"
+    if 1 < taps <= _MAX_TAPS and channels >= _DEEP and products <= _CACHED:
+        return "scatter"
+    fast = unit(node) and winograd.pays((filters, channels, *kernel), x[0] * math.prod(x[2:]))
+    return "winograd" if fast else "spread"
 
 
 @layout("ConvTranspose", 1)
@@ -50,7 +55,10 @@ def _filter(node: Node, kind: str) -> Layout | None:
     groups = int(node.attributes.get("group", 1))  # type: ignore[arg-type]
     if 0 in static_shape(node, 1):
         return None
-    if transposed_form(node, kind) == "scatter":
+    form = transposed_form(node, kind)
+    if form == "winograd":
+        return Layout("flipped winograd", lambda xp, w: winograd.laid_out(_flipped(xp, w, 1)))
+    if form == "scatter":
 
         def taps(xp: Any, w: Any) -> Any:  # I O * -> I (* O)
             w = xp.reshape(w, (*w.shape[:2], -1))
@@ -58,16 +66,17 @@ def _filter(node: Node, kind: str) -> Layout | None:
 
         return Layout("I*O", taps)
 
-    def flipped(xp: Any, w: Any) -> Any:  # I O/g * -> (flipped *) I/g O
-        rank = w.ndim
-        if groups == 1:
-            return xp.flip(xp.transpose(w, (*range(2, rank), 0, 1)), tuple(range(rank - 2)))
-        w = xp.flip(w, tuple(range(2, rank)))
-        w = xp.reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
-        w = xp.transpose(w, (*range(3, rank + 1), 1, 0, 2))
-        return xp.reshape(w, (*w.shape[: rank - 1], -1))
+    return Layout(f"flip{groups}", lambda xp, w: _flipped(xp, w, groups))
 
-    return Layout(f"flip{groups}", flipped)
+
+def _flipped(xp: Any, w: Any, groups: int) -> Any:  # I O/g * -> (flipped *) I/g O
+    rank = w.ndim
+    if groups == 1:
+        return xp.flip(xp.transpose(w, (*range(2, rank), 0, 1)), tuple(range(rank - 2)))
+    w = xp.flip(w, tuple(range(2, rank)))
+    w = xp.reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
+    w = xp.transpose(w, (*range(3, rank + 1), 1, 0, 2))
+    return xp.reshape(w, (*w.shape[: rank - 1], -1))
 
 
 @xla_kernel("ConvTranspose")
@@ -84,9 +93,11 @@ def conv_transpose(ctx: XlaContext, x: Any, w: Any, bias: Any = None) -> Any:
     begin = _crop(ctx, x.shape[2:], shape[2:], strides, dilations)
     to = wide(np.dtype(dtype))
     x = xp.transpose(x.astype(to), (0, *range(2, rank + 2), 1))
-    w = ctx.in_layout(1, w).astype(to)
     form = transposed_form(ctx.node, ctx.kind)
-    if form == "scatter":
+    w = (w if form == "winograd" else ctx.in_layout(1, w)).astype(to)
+    if form == "winograd":
+        y = winograd.correlate(ctx, x, w if w.ndim == 3 else _flipped(xp, w, 1), [2 - b for b in begin], size)
+    elif form == "scatter":
         y = _scatter(ctx, x, w, strides, dilations, begin, size, shape[2:])
     elif form == "phases":
         y = _phases(ctx, x, w, strides, dilations, begin, size, groups)
