@@ -19,6 +19,7 @@ from tests.generation.models import (
     scores_of,
     weights,
     with_cross_cache,
+    with_loop_over_keys,
 )
 from xrt_core.compiler.models import ImportedModel
 from xrt_core.errors import ExecutionError, InputError, OptionError
@@ -217,8 +218,8 @@ def test_bad_arguments(given: dict[str, Any], error: type[Exception], words: str
 
 
 def test_models_that_cannot_be_padded() -> None:
-    """A model that may count what the mask leaves out takes no unequal prompts and no capacity; one that is no decoder
-    says what it lacks."""
+    """A model that may count what the mask leaves out takes no unequal prompts, and no capacity unless padding provably
+    reaches nothing; one that is no decoder says what it lacks."""
     more = helper.make_node("LSTM", ["logits", "lw", "lr"], ["ly"], hidden_size=1)
     model = decoder(extra=[more])
     model.graph.initializer.extend(
@@ -230,7 +231,10 @@ def test_models_that_cannot_be_padded() -> None:
     assert xrt.generate(m, [PROMPTS[0]], max_new_tokens=3).tolist() == [continued(PROMPTS[0], 3)]
     with pytest.raises(InputError, match="unequal length: the model has LSTM"):
         xrt.generate(m, PROMPTS)
-    with pytest.raises(InputError, match="capacity=64: the model has LSTM"):
+    assert xrt.generate(m, [PROMPTS[0]], max_new_tokens=3, capacity=64).tolist() == [continued(PROMPTS[0], 3)]
+    m = xrt.XRTModule(with_loop_over_keys(), engine="host")
+    assert xrt.generate(m, [PROMPTS[0]], max_new_tokens=3).tolist() == [continued(PROMPTS[0], 3)]
+    with pytest.raises(InputError, match="capacity=64: the model has Loop"):
         xrt.generate(m, [PROMPTS[0]], capacity=64)
     custom = decoder(extra=[helper.make_node("Mine", ["logits"], ["own"], domain="acme")])
     custom.opset_import.append(helper.make_opsetid("acme", 1))

@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt_core.engine import engines
 from xrt_core.errors import InputError, OptionError
-from xrt_core.generation.decoder import Decoder, no_padding
+from xrt_core.generation.decoder import Decoder
 from xrt_core.generation.sampling import Sampling
 from xrt_core.module import XRTModule
 
@@ -55,9 +55,10 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ends = _tokens("stop", stop)
     longest = max(len(r) for r in rows)
-    if capacity is None and _is_static(module) and not no_padding(module):
+    must = capacity is not None
+    if capacity is None and _is_static(module):
         capacity = -(-(longest + max_new_tokens) // _STEP) * _STEP
-    decoder = Decoder(module, inputs or {}, capacity or None)
+    decoder = Decoder(module, inputs or {}, capacity or None, must=must)
     tokens = np.full((len(rows), longest + max_new_tokens), pad, np.int64)
     first = np.array([longest - len(r) for r in rows])  # where each begins
     for row, r, begin in zip(tokens, rows, first, strict=True):
