@@ -10,13 +10,13 @@ for masks and positions of unequal prompts: https://huggingface.co/docs/transfor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.errors import ExecutionError, InputError
-from xrt_core.generation.steps import Cache, Steps, in_place, shifted
+from xrt_core.errors import InputError
+from xrt_core.generation.steps import VALID, Cache, InPlace, Inputs, in_place, shifted
 from xrt_core.ir.graph import Node, every_node
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import TensorType
@@ -40,6 +40,7 @@ _COUNTS_NOTHING: Final = frozenset({
 """Operators of com.microsoft that treat each token by itself, without regard to its number, as the page of that domain
 (ContribOperators.md) describes them."""
 _KNOWN_DOMAINS: Final = ("", "xrt")
+_I64: Final = np.dtype(np.int64)
 _LEAST: Final = 16  # tokens of a prompt with a capacity
 
 
@@ -63,7 +64,6 @@ class Decoder:
         self._mask = next((n for n in _MASKS if n in types and n not in more), "")
         self._positions = _POSITIONS if _POSITIONS in types and _POSITIONS not in more else ""
         self._branch = _BRANCH if _BRANCH in types and _BRANCH not in more else ""
-        self._types = types
         outputs = module.output_names
         pasts = [n for n in types if "past" in n and n not in more]
         self._caches = [_cache(n, types[n], outputs, types[self._ids]) for n in pasts]
@@ -74,14 +74,19 @@ class Decoder:
         if missing:
             raise InputError(f"generate: nothing is given for the model's inputs {', '.join(missing)}; see `inputs`")
         self._fed = frozenset(fed - {""})
+        self._dtypes = {n: getattr(types.get(n), "dtype", None) or _I64 for n in (self._ids, *_MASKS, _POSITIONS)}
         self._no_padding = no_padding(module)
         self._capacity, self._must = capacity, must
         if capacity is not None and not self._caches and self._no_padding:
             self._grow()
-        self._steps: Steps | None = None
-        self._arrays: list[Any] = []
+        self._in_place: InPlace | None = None
+        self._shifted: Any = None
+        self._call: Callable[[Sequence[Any]], list[Any]] | None = None
+        self._arrays: list[Any] = []  # the caches
+        self._fixed: list[Any] = []
+        self._state: list[Any] = []
         self._is_there = np.zeros((0, 0), np.int64)  # the mask: of each sequence and entry
-        self._end = 0  # of what is valid in the caches, where that begins on the left
+        self._end = 0  # of what is valid in caches that are written in place
         self._is_first = True
         self._count = np.zeros((0, 1), np.int64)  # of tokens of each sequence
         self._tokens = np.zeros((0, 0), np.int64)  # where there are no caches
@@ -96,27 +101,38 @@ class Decoder:
             while width < ids.shape[1]:
                 width *= 2
             ids, is_there = _widened(ids, width), _widened(is_there, width)
-        batch = len(ids)
-        self._arrays = [np.zeros(_with(c.shape, {c.batch: batch, c.length: 0}), c.dtype) for c in self._caches]
-        self._is_there, self._tokens, self._is_first, self._steps = is_there, ids, True, None
+        before = 0
+        if self._capacity is None and self._begins_with_padding:
+            is_there, before = _widened(is_there, is_there.shape[1] + 1), 1
+        sizes = [{c.batch: len(ids), c.length: before} for c in self._caches]
+        self._arrays = [np.zeros(_with(c.shape, s), c.dtype) for c, s in zip(self._caches, sizes, strict=True)]
+        self._in_place = self._shifted = None
+        self._is_there, self._tokens, self._is_first = is_there, ids, True
         self._count = is_there.sum(1, keepdims=True)
-        return self._run(ids, is_there.cumsum(1) - 1)
+        return self._run(ids, np.maximum(is_there.cumsum(1) - 1, 0)[:, before:])
+
+    @property
+    def _begins_with_padding(self) -> bool:
+        """Whether caches that grow begin with an entry of padding. Engines tell empty tensors from others: with it one
+        plan, and one executable, is for prompts and for steps. The threads of two would disturb each other."""
+        return not (self._no_padding or self._branch or any(c.is_cross for c in self._caches)) and bool(self._caches)
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """The scores of the token after these, which are appended, int64 [batch]."""
         self._is_first = False
         if self._capacity is not None:
             self._make_room()
-        self._count = self._count + 1
-        if self._steps is not None and self._steps.valid:
-            self._is_there[:, self._end] = 1
+        positions, self._count = self._count, self._count + 1
+        if self._in_place is not None:
+            assert self._call is not None
             self._end += 1
-            return self._run(tokens[:, None], self._count - 1)
+            scores, *self._state = self._call([self._as(self._ids, tokens[:, None]), *self._fixed, *self._state])
+            return self._last(scores)
         self._is_there = np.concatenate([self._is_there, np.ones((len(tokens), 1), np.int64)], 1)
         if self._caches:
-            return self._run(tokens[:, None], self._count - 1)
+            return self._run(tokens[:, None], positions)
         self._tokens = np.concatenate([self._tokens, tokens[:, None]], 1)
-        return self._run(self._tokens, self._is_there.cumsum(1) - 1)
+        return self._run(self._tokens, np.maximum(self._is_there.cumsum(1) - 1, 0))
 
     def _grow(self) -> None:
         """Let caches grow, where they cannot have a capacity. Raises InputError where they must."""
@@ -128,21 +144,20 @@ class Decoder:
 
     def _make_room(self) -> None:
         assert self._capacity is not None
-        steps = self._steps
-        if steps is not None and steps.valid and self._end < self._capacity:
+        if self._in_place is not None and self._end < self._capacity:
             return
         while int(self._count.max()) >= self._capacity:
             self._capacity *= 2
-        if self._caches and (steps is None or steps.valid) and self._lay_out_in_place():
+        if self._caches and self._shifted is None and self._lay_out_in_place():
             return
         if self._no_padding:
             self._grow()
             return
-        if self._caches and steps is None:
-            self._steps = shifted(self._module, self._caches, self._scores, self._fed)
+        if self._caches and self._shifted is None:
+            self._shifted = shifted(self._module, self._caches, self._scores, self._fed)
         left = self._capacity - 1
         self._is_there, self._tokens = _resized(self._is_there, 1, left), _resized(self._tokens, 1, left)
-        size = left if self._steps is None else self._capacity
+        size = left if self._shifted is None else self._capacity
         self._arrays = [
             a if c.is_cross or a.shape[c.length] == size else _resized(np.asarray(a), c.length, size)
             for a, c in zip(self._arrays, self._caches, strict=True)
@@ -152,29 +167,31 @@ class Decoder:
         """Bring the caches to the capacity, with what is valid at their beginning; whether steps can write into them
         so."""
         assert self._capacity is not None
-        end = self._end if self._steps is not None else self._is_there.shape[1]
-        first = int(self._is_there[:, :end].any(0).argmax())  # entries before it are padding of all prompts
-        mask = np.zeros((len(self._is_there), self._capacity), np.int64)
-        mask[:, : end - first] = self._is_there[:, first:end]
-        shapes = {n: np.shape(x) for n, x in self._more.items()}
-        shapes |= {c.input: np.shape(a) for c, a in zip(self._caches, self._arrays, strict=True)}
-        shapes[self._ids] = len(mask), 1
+        given: dict[str, Any] = {**self._more, **{c.input: a for c, a in zip(self._caches, self._arrays, strict=True)}}
+        first, end = 0, self._is_there.shape[1]
+        if self._in_place is not None:  # they are full
+            given |= zip(self._in_place.state, map(np.asarray, self._state), strict=True)
+            end = self._end
+            self._is_there = given.get(self._mask, self._is_there)
+        else:
+            first = int(self._is_there.any(0).argmax())  # entries before it are padding of all prompts
         if self._mask:
-            shapes[self._mask] = mask.shape
+            given[self._mask] = _moved(self._as(self._mask, self._is_there), 1, first, end, self._capacity)
         if self._positions:
-            shapes[self._positions] = len(mask), 1
-        constants = {self._branch: np.array([True])} if self._branch else {}
+            given[self._positions] = self._as(self._positions, self._count)
         for c in self._caches:
             if not c.is_cross:
-                shapes[c.input] = _with(shapes[c.input], {c.length: self._capacity})
-        steps = in_place(self._module, self._caches, self._scores, self._mask, shapes, constants, self._capacity)
-        if steps is None:
+                given[c.input] = _moved(np.asarray(given[c.input]), c.length, first, end, self._capacity)
+        given[VALID] = np.array(end - first)
+        shapes = {n: np.shape(x) for n, x in given.items() if n != VALID} | {self._ids: (len(self._count), 1)}
+        constants = {self._branch: np.array([True])} if self._branch else {}
+        inputs = Inputs(self._ids, self._mask, self._positions)
+        made = in_place(self._module, inputs, self._caches, self._scores, shapes, constants, self._capacity)
+        if made is None:
             return False
-        self._steps, self._is_there, self._end = steps, mask, end - first
-        self._arrays = [
-            a if c.is_cross else _moved(np.asarray(a), c.length, first, end, self._capacity)
-            for a, c in zip(self._arrays, self._caches, strict=True)
-        ]
+        self._in_place, self._call, self._end = made, made.run.repeated(), end - first
+        self._fixed, self._state = [given[n] for n in made.fixed], [given[n] for n in made.state]
+        self._arrays = [given[c.input] if c.is_cross else None for c in self._caches]
         return True
 
     # --- a run --------------------------------------------------------------------------------------------------------
@@ -185,35 +202,33 @@ class Decoder:
         if self._mask:
             feeds[self._mask] = self._as(self._mask, self._is_there)
         if self._positions:
-            feeds[self._positions] = self._as(self._positions, np.maximum(positions, 0))
-        feeds.update({c.input: a for c, a in zip(self._caches, self._arrays, strict=True)})
-        steps = self._steps
-        if steps is not None and steps.valid:
-            feeds[steps.valid] = np.array(self._end - 1)
-        elif self._branch:
+            feeds[self._positions] = self._as(self._positions, positions)
+        if self._branch:
             feeds[self._branch] = np.array([not self._is_first])
-        if steps is not None:
-            scores, *made = steps.run.run_as_is(feeds)
+        for c, a in zip(self._caches, self._arrays, strict=True):
+            feeds[c.input] = a
+        if self._shifted is not None:
+            scores, *made = self._shifted.run_as_is(feeds)
             left = iter(made)
             self._arrays = [a if c.is_cross else next(left) for a, c in zip(self._arrays, self._caches, strict=True)]
-        else:
-            results = self._module.run(feeds)
-            # a merged decoder's outputs of cross caches are empty after the first step
-            self._arrays = [
-                a if c.is_cross and not self._is_first else results[c.output]
-                for a, c in zip(self._arrays, self._caches, strict=True)
-            ]
-            scores = results[self._scores]
+            return self._last(scores)
+        results = self._module.run(feeds)
+        # a merged decoder's outputs of cross caches are empty after the first step
+        self._arrays = [
+            a if c.is_cross and not self._is_first else results[c.output]
+            for a, c in zip(self._arrays, self._caches, strict=True)
+        ]
+        return self._last(results[self._scores])
+
+    def _last(self, scores: Any) -> np.ndarray:
+        """Those of the last token."""
         if getattr(scores, "ndim", 0) != 3:
             raise InputError(f"generate: output {self._scores!r} is no [batch, tokens, vocabulary] of scores")
-        last = np.asarray(scores)[:, -1]
-        if np.isnan(np.maximum.reduce(last, axis=None)):
-            raise ExecutionError(f"generate: output {self._scores!r} has NaN among the scores; no token can be chosen")
-        return last
+        return np.asarray(scores)[:, -1]
 
     def _as(self, name: str, x: np.ndarray) -> np.ndarray:
-        t = self._types[name]
-        return x.astype(t.dtype, copy=False) if isinstance(t, TensorType) and t.dtype is not None else x
+        dtype = self._dtypes[name]
+        return x if x.dtype == dtype else x.astype(dtype)
 
 
 def no_padding(module: XRTModule) -> str:

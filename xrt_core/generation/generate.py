@@ -65,7 +65,7 @@ def generate(
         row[begin:longest] = r
     after = np.full(len(rows), longest)  # where each ends
     random = np.random.default_rng(seed)
-    is_open = np.ones(len(rows), bool)
+    is_open, all_open = np.ones(len(rows), bool), True
     chosen: np.ndarray | None = None
     for n in range(longest, longest + max_new_tokens):
         if chosen is None:
@@ -74,15 +74,17 @@ def generate(
             scores = decoder.step(chosen)
         seen = [] if repetition_penalty == 1.0 else [row[b:n] for row, b in zip(tokens, first, strict=True)]
         chosen = sampling.choose(scores, seen, random)
-        if ends.size:
+        if not all_open:
             chosen = np.where(is_open, chosen, pad)
         tokens[:, n] = chosen
-        after += is_open
-        has_ended = callback is not None and callback(np.where(is_open, chosen, -1)) is True
+        after[is_open] = n + 1
+        if callback is not None and callback(chosen if all_open else np.where(is_open, chosen, -1)) is True:
+            break
         if ends.size:
             is_open &= ~(chosen[:, None] == ends).any(1)
-        if has_ended or not is_open.any():
-            break
+            all_open = bool(is_open.all())
+            if not is_open.any():
+                break
     width = int((after - first).max())
     made = np.full((len(rows), width), pad, np.int64)
     for row, found, begin, end in zip(made, tokens, first, after, strict=True):

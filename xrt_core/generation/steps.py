@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from xrt_core.engine import engines
-from xrt_core.ir.graph import Graph, Node, Value, substitute
-from xrt_core.ir.schema import since_version
+from xrt_core.ir.graph import NO_ANNOTATIONS, Graph, Node, Value, substitute
+from xrt_core.ir.schema import DIALECT, DIALECT_VERSION, since_version
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.passes.padding import PaddingRefused, pad_graph
 
 if TYPE_CHECKING:
-    from xrt_core.compiler.models import ImportedModel
+    from xrt_core.compiler.models import CompiledGraph, ImportedModel
 
 _PAST: Final = "past"
 _MOST: Final = 8
@@ -47,27 +47,40 @@ class Cache(NamedTuple):
     is_cross: bool = False
 
 
-class Steps(NamedTuple):
-    """A graph for single steps.
+class InPlace(NamedTuple):
+    """A graph for single steps on caches of which the first entries are valid.
 
-    run: from its inputs by name to the scores and then the caches that are no cross caches, in arrays of whatever
-    library. valid: its input for the number of valid entries of the caches, which begin with these; "" where they end
-    with them.
+    run: takes the tokens, int [batch, 1], then `fixed`, then `state`; gives the scores, then the state after the step.
+    fixed: names of inputs that are the same in all steps. state: of the mask and the positions, where the model has
+    them, of the number of valid entries (`VALID`), and of the caches that are no cross caches. All of it stays in the
+    arrays in which the engine gave it.
     """
 
-    run: ImportedModel
-    valid: str = ""
+    run: CompiledGraph
+    fixed: tuple[str, ...]
+    state: tuple[str, ...]
+
+
+VALID: Final = "valid_past"
+
+
+class Inputs(NamedTuple):
+    """The inputs of a decoder, "" for what it lacks."""
+
+    ids: str
+    mask: str
+    positions: str
 
 
 def in_place(
-    module: XRTModule, caches: Sequence[Cache], scores: str, mask: str, shapes: Mapping[str, Sequence[int]],
+    module: XRTModule, inputs: Inputs, caches: Sequence[Cache], scores: str, shapes: Mapping[str, Sequence[int]],
     constants: Mapping[str, np.ndarray], capacity: int,
-) -> Steps | None:  # fmt: skip
+) -> InPlace | None:  # fmt: skip
     """Steps that write into caches of `capacity` entries.
 
-    mask: the input with a column for each entry, "" for none. shapes: of the other inputs of a step. constants: of
-    inputs that are the same in all steps. None where padding may reach a result, where an engine takes shapes that vary
-    and so needs none, and where the module does not run graphs made of its own.
+    shapes: of the inputs of a step, of all but `constants`, which are the same in all steps. None where padding may
+    reach a result, where an engine takes shapes that vary and so needs none, and where the module does not run graphs
+    made of its own.
     """
     graph = module.graph
     if graph is None or any(engines.get(n).dynamic_dims != "none" for n in module.engines):
@@ -77,33 +90,44 @@ def in_place(
     key = (capacity, tuple((n, tuple(s)) for n, s in shapes.items()), tuple(constants))
     kept = _forms_of(module)
     if key not in kept:
-        form = _appending(_part(graph, _results(module, caches, scores), constants), caches, mask, shapes, capacity)
-        run = None if form is None else module.derived(form)
-        kept[key] = None if run is None else Steps(run, f"valid_{_PAST}")
+        own = [c for c in caches if not c.is_cross]
+        part = _part(graph, _results(module, caches, scores), constants)
+        made = _appending(part, inputs, own, shapes, capacity)
+        run = None if made is None else module.derived(made)
+        names = [n for n in (inputs.mask, inputs.positions, VALID, *(c.input for c in own)) if n]
+        fixed = [n for n in shapes if n not in names and n != inputs.ids]
+        kept[key] = None if run is None else InPlace(run.plain, tuple(fixed), tuple(names))
         while len(kept) > _MOST:
             kept.pop(next(iter(kept)))
     return kept[key]
 
 
-def shifted(module: XRTModule, caches: Sequence[Cache], scores: str, inputs: Collection[str]) -> Steps | None:
-    """Steps on caches with an entry more on the left, which is not read. inputs: that are given. None where the module
-    does not run graphs made of its own."""
-    key, kept, graph = frozenset(inputs), _forms_of(module), module.graph
+def shifted(module: XRTModule, caches: Sequence[Cache], scores: str, inputs: Collection[str]) -> ImportedModel | None:
+    """What runs steps on caches with an entry more on the left, which is not read: it gives the scores, then the caches
+    that are no cross caches. inputs: that are given. None where the module does not run graphs made of its own."""
+    key, kept, graph = frozenset(inputs), _shifting_of(module), module.graph
     if graph is None:
         return None
     if key not in kept:
-        run = module.derived(_dropping(_part(graph, _results(module, caches, scores)), caches))
-        kept[key] = None if run is None else Steps(run)
+        kept[key] = module.derived(_dropping(_part(graph, _results(module, caches, scores)), caches))
     return kept[key]
 
 
-_forms: Final[weakref.WeakKeyDictionary[XRTModule, dict[Any, Steps | None]]] = weakref.WeakKeyDictionary()
+_forms: Final[weakref.WeakKeyDictionary[XRTModule, dict[Hashable, InPlace | None]]] = weakref.WeakKeyDictionary()
+_shifting: Final[weakref.WeakKeyDictionary[XRTModule, dict[Hashable, ImportedModel | None]]] = (
+    weakref.WeakKeyDictionary()
+)
 _lock: Final = threading.Lock()
 
 
-def _forms_of(module: XRTModule) -> dict[Any, Steps | None]:
+def _forms_of(module: XRTModule) -> dict[Hashable, InPlace | None]:
     with _lock:
         return _forms.setdefault(module, {})
+
+
+def _shifting_of(module: XRTModule) -> dict[Hashable, ImportedModel | None]:
+    with _lock:
+        return _shifting.setdefault(module, {})
 
 
 def _results(module: XRTModule, caches: Sequence[Cache], scores: str) -> list[Value]:
@@ -126,47 +150,76 @@ def _part(graph: Graph, results: Sequence[Value], constants: Mapping[str, np.nda
 
 
 def _appending(
-    graph: Graph, caches: Sequence[Cache], mask: str, shapes: Mapping[str, Sequence[int]], capacity: int
+    graph: Graph, inputs: Inputs, caches: Sequence[Cache], shapes: Mapping[str, Sequence[int]], capacity: int
 ) -> Graph | None:
-    """The graph's form for caches of `capacity` entries, of which the first ones are valid; None where padding may
-    reach a result."""
-    own = {c.input: c for c in caches if not c.is_cross}
+    """The graph of `InPlace`; None where padding may reach a result."""
+    own = {c.input: c for c in caches}
     declared: list[list[int | str]] = []
     for v in graph.inputs:
         shape: list[int | str] = list(shapes[v.name])
         if v.name in own:
             shape[own[v.name].length] = _PAST
-        elif v.name == mask:
+        elif v.name == inputs.mask:
             shape[-1] = f"{_PAST} + 1"
         declared.append(shape)
     try:
-        form = pad_graph(graph, declared, {_PAST: capacity - 1})
+        made = pad_graph(graph, declared, {_PAST: capacity - 1}).graph
     except PaddingRefused:
         return None
-    made = form.graph
+    given = {v.name: v for v in made.inputs}
+    valid = given[VALID]
+    state: dict[str, tuple[Value, Value]] = {}  # name -> before the step, and after it
+    new: list[Node] = []
+    replaced: dict[Node, Node] = {}
+    if inputs.mask:
+        seen = given[inputs.mask]
+        before = Value(seen.name, seen.type)
+        one = Value.constant(np.ones((*shapes[inputs.mask][:-1], 1), seen.dtype))
+        new.append(_write(before, one, valid, -1, seen))
+        state[inputs.mask] = before, seen
+    if inputs.positions:
+        state[inputs.positions] = given[inputs.positions], _next(given[inputs.positions], new)
+    state[VALID] = valid, _next(valid, new)
     makers = {v: n for n in made.nodes for v in n.outputs if v is not None}
-    inputs, new, replaced = list(made.inputs), [], {}
-    for i, v in enumerate(made.inputs):
-        cache = own.get(v.name)
-        if cache is None:
-            continue
-        shape_ = list(shapes[v.name])
-        shape_[cache.length] = capacity
-        whole = inputs[i] = Value(v.name, TensorType(cache.dtype, tuple(shape_)))
-        for node in made.nodes:
-            room = makers.get(node.inputs[0]) if _writes(node) and node.inputs[0] is not None else None
-            if room is not None and room.op_type == "Concat" and room.inputs[0] is v:
-                # the last entry of the cache, which is not valid yet, is that room
-                annotations = node.annotations.replace(aliases=((0, 0),))
-                replaced[node] = node.replace(inputs=[whole, *node.inputs[1:]], annotations=annotations)
-        new.append(_sliced(whole, v, cache, 0, capacity - 1, graph))
-    nodes = [replaced.get(n, n) for n in (*new, *made.nodes)]
-    made = made.replace(inputs=inputs, nodes=nodes)
+    for c, result in zip(caches, made.outputs[1:], strict=True):
+        part = given[c.input]
+        sizes = list(shapes[c.input])
+        sizes[c.length] = capacity
+        whole = Value(c.input, TensorType(c.dtype, tuple(sizes)))
+        new.append(_sliced(whole, part, c, 0, capacity - 1, graph))
+        state[c.input] = whole, result
+        node = makers.get(result)
+        room = None if node is None or not _writes(node) or node.inputs[0] is None else makers.get(node.inputs[0])
+        if node is not None and room is not None and room.op_type == "Concat" and room.inputs[0] is part:
+            # the cache's last entry is not valid yet: it is the room that the padded form adds
+            annotations = node.annotations.replace(aliases=((0, 0),))
+            replaced[node] = node.replace(inputs=[whole, *node.inputs[1:]], annotations=annotations)
+    fixed = [v for v in made.inputs if v.name not in state and v.name != inputs.ids]
+    befores, afters = zip(*state.values(), strict=True)
+    made = made.replace(
+        inputs=[given[inputs.ids], *fixed, *befores],
+        outputs=[made.outputs[0], *afters],
+        nodes=[replaced.get(n, n) for n in (*new, *made.nodes)],
+    )
     return _part(made, made.outputs)
 
 
+def _write(x: Value, update: Value, start: Value, axis: int, made: Value) -> Node:
+    return Node(
+        "WriteSlice", [x, update, start], [made], {"axis": axis}, domain=DIALECT, version=DIALECT_VERSION,
+        name=f"write {x.name}", annotations=NO_ANNOTATIONS.replace(aliases=((0, 0),)),
+    )  # fmt: skip
+
+
+def _next(x: Value, nodes: list[Node]) -> Value:
+    """x + 1."""
+    made = Value(f"next {x.name}", x.type)
+    nodes.append(Node("Add", [x, Value.constant(np.array(1, x.dtype))], [made], version=7, name=f"next {x.name}"))
+    return made
+
+
 def _writes(node: Node) -> bool:
-    return node.op_type == "WriteSlice" and node.domain == "xrt"
+    return node.op_type == "WriteSlice" and node.domain == DIALECT
 
 
 def _dropping(graph: Graph, caches: Sequence[Cache]) -> Graph:
