@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import xrt_core as xrt
 from tests.generation.models import (
@@ -96,6 +96,20 @@ def test_steps_of_an_engine_write_into_the_caches_that_they_are_given() -> None:
     assert isinstance(before, jax.Array)
     assert before.is_deleted()
     assert not steps._state[-1].is_deleted()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["xla", "onnxruntime"])
+def test_under_guard(engine: str) -> None:
+    """The tokens are the same while the host answers, and once the engine does."""
+    pytest.importorskip({"xla": "jax"}.get(engine, engine))
+    with xrt.XRTModule(decoder(), engine=engine, guard=True, cache=False) as m:
+        for _ in range(3):
+            got = xrt.generate(m, PROMPTS, max_new_tokens=20, pad=30)
+            for row, prompt in zip(got, PROMPTS, strict=True):
+                want = continued(prompt, 20)
+                assert row[: len(want)].tolist() == want
+            assert m.wait(60)
 
 
 @pytest.mark.slow
