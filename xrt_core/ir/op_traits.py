@@ -320,7 +320,7 @@ _DIALECT: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
     "moves_elements": _PASSED_ON | {"WriteSlice"},
     "view": frozenset({"StopGradient"}),
     "exact": _PASSED_ON | {"WriteSlice"},
-    "zero_preserving": _PASSED_ON,
+    "zero_preserving": _PASSED_ON | {"WriteSlice"},
     "elementwise": _PASSED_ON - {"Barrier"},
     "boundary": _BOUNDARIES,
     "stateful": frozenset({"Assign"}),
