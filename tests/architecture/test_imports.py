@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"accuracy", "quantization", "guard", "compiler", "saved_model"}
     | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation"},
     "sharding": {"errors", "ir", "passes", "frontends", "runtime", "compiler", "module"},
-    "generation": {"errors", "ir", "engine", "module"},
+    "generation": {"errors", "ir", "passes", "engine", "compiler", "module"},
     "onnx_backend": GROUND | {"ir", "engine", "module"},
     "testing": GROUND | {"ir", "kernels", "host", "frontends", "engine", "runtime", "verify", "module"},
     "cli": GROUND

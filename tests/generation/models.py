@@ -127,3 +127,23 @@ def continued(prompt: Sequence[int], count: int, more: float | np.ndarray = 0.0)
     for _ in range(count):
         tokens.append(int((scores_of(np.array(tokens)) + more).argmax()))
     return tokens
+
+
+def with_loop_over_keys() -> onnx.ModelProto:
+    """The decoder, whose scores go through a Loop that reads the keys, and adds nothing."""
+    model = decoder()
+    graph, info = model.graph, helper.make_tensor_value_info
+    next(n for n in graph.node if n.output[0] == "logits").output[0] = "own_logits"
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["going"], ["goes_on"]),
+            helper.make_node("ReduceSum", ["present.0.key"], ["sum"], keepdims=0),
+            helper.make_node("Mul", ["sum", "nothing"], ["none"]),
+            helper.make_node("Add", ["x", "none"], ["y"]),
+        ],
+        "body", [info("i", INT, []), info("going", TensorProto.BOOL, []), info("x", FLOAT, None)],
+        [info("goes_on", TensorProto.BOOL, []), info("y", FLOAT, None)],
+    )  # fmt: skip
+    graph.node.append(helper.make_node("Loop", ["one", "", "own_logits"], ["logits"], body=body))
+    graph.initializer.append(numpy_helper.from_array(np.float32(0), "nothing"))
+    return model

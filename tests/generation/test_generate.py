@@ -19,9 +19,11 @@ from tests.generation.models import (
     scores_of,
     weights,
     with_cross_cache,
+    with_loop_over_keys,
 )
-from xrt_core.compiler.models import ImportedModel
+from xrt_core.compiler.models import CompiledGraph
 from xrt_core.errors import ExecutionError, InputError, OptionError
+from xrt_core.generation.decoder import Decoder
 from xrt_core.generation.sampling import Sampling
 
 PROMPTS = [[3, 14, 15, 9, 2], [6, 5], [3, 5, 8, 9, 7, 9, 3, 2]]
@@ -49,25 +51,91 @@ def test_unequal_prompts(caches: bool, capacity: int | None) -> None:
 
 
 @pytest.mark.parametrize("derives", [True, False])
-def test_caches_with_a_capacity_go_back_as_they_came(derives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step returns them without the entry that fell out, and takes the same arrays again; where a module does not run
-    graphs made of its own, the tokens are the same."""
+def test_the_state_of_steps_goes_back_as_it_came(derives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes the arrays that the last one gave; what is valid in the caches is at their beginning. Where a module
+    does not run graphs made of its own, the tokens are the same."""
     given, made = [], []
-    run = ImportedModel.run_as_is
+    run = CompiledGraph.repeated
 
-    def noted(self: ImportedModel, inputs: Any) -> list[Any]:
-        given.append(inputs["past_key_values.0.key"])
-        made.append(run(self, inputs))
-        return made[-1]
+    def noted(self: CompiledGraph) -> Any:
+        call = run(self)
 
-    monkeypatch.setattr(ImportedModel, "run_as_is", noted)
+        def step(arrays: Any) -> Any:
+            given.append(arrays)
+            made.append(call(arrays))
+            return made[-1]
+
+        return step
+
+    monkeypatch.setattr(CompiledGraph, "repeated", noted)
     if not derives:
         monkeypatch.setattr(xrt.XRTModule, "derived", lambda *given: None)
     got = xrt.generate(module(), PROMPTS[:1], max_new_tokens=8, capacity=16)
     assert got.tolist() == [continued(PROMPTS[0], 8)]
     assert len(given) == (7 if derives else 0)
-    assert all(a.shape == (1, 2, 16, SIZE) for a in given)
-    assert all(a is results[1] for a, results in zip(given[1:], made, strict=False))
+    for arrays, results in zip(given[1:], made, strict=False):
+        assert all(a is r for a, r in zip(arrays[1:], results[1:], strict=True))
+    for k, (_, mask, positions, valid, key, value) in enumerate(given, len(PROMPTS[0])):
+        assert mask.tolist() == [[1] * k + [0] * (16 - k)]
+        assert positions.tolist() == [[k]]
+        assert int(valid) == k
+        assert key.shape == value.shape == (1, 2, 16, SIZE)
+        assert key[:, :, :k].any()
+        assert not key[:, :, k:].any()
+
+
+def test_steps_of_an_engine_write_into_the_caches_that_they_are_given() -> None:
+    """What was given to a step is gone after it: its storage is that of the result."""
+    jax = pytest.importorskip("jax")
+    m = module("xla")
+    steps = Decoder(m, {}, 16)
+    steps.start(np.array(PROMPTS[:1]), np.ones((1, 5), np.int64))
+    steps.step(np.array([3]))
+    before = steps._state[-1]
+    steps.step(np.array([4]))
+    assert isinstance(before, jax.Array)
+    assert before.is_deleted()
+    assert not steps._state[-1].is_deleted()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["xla", "onnxruntime"])
+def test_under_guard(engine: str) -> None:
+    """The tokens are the same while the host answers, and once the engine does."""
+    pytest.importorskip({"xla": "jax"}.get(engine, engine))
+    with xrt.XRTModule(decoder(), engine=engine, guard=True, cache=False) as m:
+        for _ in range(3):
+            got = xrt.generate(m, PROMPTS, max_new_tokens=20, pad=30)
+            for row, prompt in zip(got, PROMPTS, strict=True):
+                want = continued(prompt, 20)
+                assert row[: len(want)].tolist() == want
+            assert m.wait(60)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_padded_compiles_for_its_prompt_and_its_steps() -> None:
+    """Padding behind what is valid is proven to reach nothing, whatever the mask can say."""
+    pytest.importorskip("jax")
+    model = decoder()
+    mask = next(i for i in model.graph.input if i.name == "attention_mask")
+    model.graph.input.remove(mask)
+    nodes = [n for n in model.graph.node if not any("attention_mask" in x for x in n.input)]
+    shape = [n for n in model.graph.node if "attention_mask" in n.input]
+    total, seen = (next(n.output[0] for n in shape if n.op_type == op) for op in ("Shape", "Cast"))
+    nodes.insert(0, helper.make_node("Concat", ["nb", "past_and_new"], [total], axis=0))
+    nodes.insert(0, helper.make_node("Add", ["np", "nn"], ["past_and_new"]))
+    for name, source, axis in (("nb", "input_ids", 0), ("nn", "input_ids", 1), ("np", "past_key_values.0.key", 2)):
+        nodes.insert(0, helper.make_node("Shape", [source], [name], start=axis, end=axis + 1))
+    place = next(i for i, n in enumerate(nodes) if seen in n.input)
+    nodes.insert(
+        place, helper.make_node("ConstantOfShape", [total], [seen], value=helper.make_tensor("t", 9, [1], [1]))
+    )
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    m = xrt.XRTModule(model, engine="xla", guard=False, cache=False)
+    got = xrt.generate(m, [PROMPTS[0]], max_new_tokens=20)
+    assert got.tolist() == [continued(PROMPTS[0], 20)]
+    assert compiled(m) == 2
 
 
 @pytest.mark.slow
@@ -217,8 +285,8 @@ def test_bad_arguments(given: dict[str, Any], error: type[Exception], words: str
 
 
 def test_models_that_cannot_be_padded() -> None:
-    """A model that may count what the mask leaves out takes no unequal prompts and no capacity; one that is no decoder
-    says what it lacks."""
+    """A model that may count what the mask leaves out takes no unequal prompts, and no capacity unless padding provably
+    reaches nothing; one that is no decoder says what it lacks."""
     more = helper.make_node("LSTM", ["logits", "lw", "lr"], ["ly"], hidden_size=1)
     model = decoder(extra=[more])
     model.graph.initializer.extend(
@@ -230,7 +298,10 @@ def test_models_that_cannot_be_padded() -> None:
     assert xrt.generate(m, [PROMPTS[0]], max_new_tokens=3).tolist() == [continued(PROMPTS[0], 3)]
     with pytest.raises(InputError, match="unequal length: the model has LSTM"):
         xrt.generate(m, PROMPTS)
-    with pytest.raises(InputError, match="capacity=64: the model has LSTM"):
+    assert xrt.generate(m, [PROMPTS[0]], max_new_tokens=3, capacity=64).tolist() == [continued(PROMPTS[0], 3)]
+    m = xrt.XRTModule(with_loop_over_keys(), engine="host")
+    assert xrt.generate(m, [PROMPTS[0]], max_new_tokens=3).tolist() == [continued(PROMPTS[0], 3)]
+    with pytest.raises(InputError, match="capacity=64: the model has Loop"):
         xrt.generate(m, [PROMPTS[0]], capacity=64)
     custom = decoder(extra=[helper.make_node("Mine", ["logits"], ["own"], domain="acme")])
     custom.opset_import.append(helper.make_opsetid("acme", 1))
@@ -251,5 +322,5 @@ def test_scores_that_are_nan() -> None:
     for w in model.graph.initializer:
         if w.name == "out":
             w.CopyFrom(numpy_helper.from_array(np.full((WIDTH, WORDS), np.nan, np.float32), "out"))
-    with pytest.raises(ExecutionError, match="'logits' has NaN"):
+    with pytest.raises(ExecutionError, match="NaN among the scores"):
         xrt.generate(xrt.XRTModule(model, engine="host"), PROMPTS)

@@ -1,4 +1,4 @@
-"""Kernels of the dialect for training: random numbers by counters, and gradients over windows, against plain loops."""
+"""Kernels of the dialect: random numbers by counters, gradients over windows, slices written, against plain loops."""
 
 from __future__ import annotations
 
@@ -164,3 +164,16 @@ def test_barrier() -> None:
     assert len(results) == 2
     assert results[0] is a
     assert results[1] is b
+
+
+@pytest.mark.parametrize(("start", "first"), [(2, 2), (-5, 0), (9, 3)])
+def test_write_slice(start: int, first: int) -> None:
+    """Entries are replaced; a start that leaves no room counts as the nearest one that does."""
+    jax = pytest.importorskip("jax")
+    x, update = np.zeros((2, 5, 3), np.float32), RNG.standard_normal((2, 2, 3)).astype(np.float32)
+    want = x.copy()
+    want[:, first : first + 2] = update
+    for xp in (np, jax.numpy):
+        given = [xp.asarray(a) for a in (x, update, np.array(start, np.int32))]
+        np.testing.assert_array_equal(run("WriteSlice", *given, xp=xp, axis=1), want)
+    assert not x.any()

@@ -141,8 +141,9 @@ def _places(g: Builder) -> Value:
     return g.add("Expand", g.add("Unsqueeze", at, g.ints(0, 2)), g.add("Concat", g.size(g.x, 0), g.ints(1, 1), axis=0))
 
 
-def _pairs(g: Builder) -> Value:
-    rows = g.add("Range", g.scalar(0), g.add("Squeeze", g.size(g.ids, 0)), g.scalar(1))
+def _pairs(g: Builder, count: Value | None = None) -> Value:
+    """Elements of x by their places. count: of the rows that are taken; by default all."""
+    rows = g.add("Range", g.scalar(0), count or g.add("Squeeze", g.size(g.ids, 0)), g.scalar(1))
     rows = g.add("Expand", g.add("Unsqueeze", rows, g.ints(1, 2)), g.add("Shape", _places(g)))
     return g.add("GatherND", g.x, g.add("Concat", rows, _places(g), axis=-1))
 
@@ -152,6 +153,9 @@ CASES: dict[str, Callable[[Builder], Value]] = {
         "GatherElements", g.x, g.add("Expand", g.add("Unsqueeze", g.add("Mod", g.ids, g.scalar(8)), g.ints(2)),
                                      g.add("Shape", g.x)), axis=2),
     "GatherND": _pairs,
+    "GatherND of one row": lambda g: _pairs(g, g.scalar(1)),
+    "Concat behind": lambda g: g.add("CumSum", g.add("Concat", g.x, g.add("ReduceMean", g.x, g.ints(1)), axis=1),
+                                     g.scalar(1), reverse=1),
     "Gather from the end": lambda g: g.add("Gather", g.x, g.ints(-1, 0), axis=1),
     "Gather of places": lambda g: g.add("Gather", g.x, g.add("Squeeze", g.add("Slice", _places(g), g.ints(0), g.ints(1),
                                                                       g.ints(0)), g.ints(0, 2)), axis=1),

@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt_core.engine import engines
 from xrt_core.errors import InputError, OptionError
-from xrt_core.generation.decoder import Decoder, no_padding
+from xrt_core.generation.decoder import Decoder
 from xrt_core.generation.sampling import Sampling
 from xrt_core.module import XRTModule
 
@@ -55,16 +55,17 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     ends = _tokens("stop", stop)
     longest = max(len(r) for r in rows)
-    if capacity is None and _is_static(module) and not no_padding(module):
+    must = capacity is not None
+    if capacity is None and _is_static(module):
         capacity = -(-(longest + max_new_tokens) // _STEP) * _STEP
-    decoder = Decoder(module, inputs or {}, capacity or None)
+    decoder = Decoder(module, inputs or {}, capacity or None, must=must)
     tokens = np.full((len(rows), longest + max_new_tokens), pad, np.int64)
     first = np.array([longest - len(r) for r in rows])  # where each begins
     for row, r, begin in zip(tokens, rows, first, strict=True):
         row[begin:longest] = r
     after = np.full(len(rows), longest)  # where each ends
     random = np.random.default_rng(seed)
-    is_open = np.ones(len(rows), bool)
+    is_open, all_open = np.ones(len(rows), bool), True
     chosen: np.ndarray | None = None
     for n in range(longest, longest + max_new_tokens):
         if chosen is None:
@@ -73,15 +74,17 @@ def generate(
             scores = decoder.step(chosen)
         seen = [] if repetition_penalty == 1.0 else [row[b:n] for row, b in zip(tokens, first, strict=True)]
         chosen = sampling.choose(scores, seen, random)
-        if ends.size:
+        if not all_open:
             chosen = np.where(is_open, chosen, pad)
         tokens[:, n] = chosen
-        after += is_open
-        has_ended = callback is not None and callback(np.where(is_open, chosen, -1)) is True
+        after[is_open] = n + 1
+        if callback is not None and callback(chosen if all_open else np.where(is_open, chosen, -1)) is True:
+            break
         if ends.size:
             is_open &= ~(chosen[:, None] == ends).any(1)
-        if has_ended or not is_open.any():
-            break
+            all_open = bool(is_open.all())
+            if not is_open.any():
+                break
     width = int((after - first).max())
     made = np.full((len(rows), width), pad, np.int64)
     for row, found, begin, end in zip(made, tokens, first, after, strict=True):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from numbers import Real
+from typing import Final
 
 import numpy as np
 
-from xrt_core.errors import OptionError
+from xrt_core.errors import ExecutionError, OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,14 @@ class Sampling:
 
     def choose(self, scores: np.ndarray, tokens: list[np.ndarray], random: np.random.Generator) -> np.ndarray:
         """The next token of each sequence, int64 [batch]. scores: floats [batch, vocabulary]. tokens: of each sequence
-        so far, for the repetition penalty."""
+        so far, for the repetition penalty.
+
+        Raises ExecutionError where there is NaN among the scores.
+        """
         if self.temperature == 0 and self.repetition_penalty == 1.0:
-            return np.asarray(scores.argmax(-1), np.int64)
+            return _best(scores)
+        if np.isnan(np.maximum.reduce(scores, axis=None)):
+            raise ExecutionError(_NAN)
         scores = scores.astype(np.float32, copy=True)
         if self.repetition_penalty != 1.0:
             for row, seen in zip(scores, tokens, strict=True):
@@ -52,7 +58,7 @@ class Sampling:
                 s = row[known]
                 row[known] = np.where(s > 0, s / self.repetition_penalty, s * self.repetition_penalty)
         if self.temperature == 0:
-            return np.asarray(scores.argmax(-1), np.int64)
+            return _best(scores)
         order = np.argsort(-scores, axis=-1, kind="stable")
         best = np.take_along_axis(scores, order, -1).astype(np.float64) / self.temperature
         if self.top_k:
@@ -65,3 +71,15 @@ class Sampling:
         drawn = random.random((len(scores), 1)) * sums[:, -1:]
         place = np.minimum((sums <= drawn).sum(-1), (shares > 0).sum(-1) - 1)
         return np.asarray(np.take_along_axis(order, place[:, None], -1)[:, 0], np.int64)
+
+
+_NAN: Final = "generate: there is NaN among the scores of the next token, and none can be chosen"
+
+
+def _best(scores: np.ndarray) -> np.ndarray:
+    chosen: np.ndarray = scores.argmax(-1)  # int64; NaN counts as the greatest
+    for row, i in enumerate(chosen.tolist()):
+        best = scores.item(row, i)
+        if best != best:
+            raise ExecutionError(_NAN)
+    return chosen

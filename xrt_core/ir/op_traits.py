@@ -317,10 +317,10 @@ _ML: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
 _BOUNDARIES = frozenset({"EngineInputConvert", "EngineOutputConvert"})
 _PASSED_ON = _BOUNDARIES | {"Barrier", "Boxing", "StopGradient"}
 _DIALECT: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
-    "moves_elements": _PASSED_ON,
+    "moves_elements": _PASSED_ON | {"WriteSlice"},
     "view": frozenset({"StopGradient"}),
-    "exact": _PASSED_ON,
-    "zero_preserving": _PASSED_ON,
+    "exact": _PASSED_ON | {"WriteSlice"},
+    "zero_preserving": _PASSED_ON | {"WriteSlice"},
     "elementwise": _PASSED_ON - {"Barrier"},
     "boundary": _BOUNDARIES,
     "stateful": frozenset({"Assign"}),

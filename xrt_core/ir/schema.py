@@ -453,6 +453,7 @@ register_schema(
     )
 )  # fmt: skip
 _gradient("CounterUniform", 1, _uniform, ("shape", "stream"), shape="ints", stream="int")
+_gradient("WriteSlice", 3, _like(0), ("axis",), axis="int")
 
 
 @lru_cache(maxsize=1)

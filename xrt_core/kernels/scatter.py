@@ -1,4 +1,4 @@
-"""Kernels that write elements at indices: Scatter, ScatterElements, ScatterND, TensorScatter."""
+"""Kernels that write elements at indices: Scatter, ScatterElements, ScatterND, TensorScatter, WriteSlice."""
 
 from __future__ import annotations
 
@@ -75,3 +75,17 @@ def tensor_scatter(ctx: OpContext, cache: Any, update: Any, start: Any = None) -
     rows = xp.asarray(np.arange(batch)[:, None])
     written = set_at(xp, xp.moveaxis(cache, axis, 1), (rows, at), xp.moveaxis(update, axis, 1))
     return xp.moveaxis(written, 1, axis)
+
+
+@kernel("WriteSlice", domain="xrt")
+def write_slice(ctx: OpContext, x: Any, update: Any, start: Any) -> Any:
+    """A copy of `x` with `update` in the place of its entries from `start` on, along one axis. A start from which it
+    would not fit counts as the nearest one from which it does."""
+    xp = ctx.xp
+    axis = axis_of(ctx.attr("axis"), x.ndim, "WriteSlice")
+    count = update.shape[axis]
+    if count > x.shape[axis]:
+        raise ShapeError(f"WriteSlice: {count} entries for an axis of size {x.shape[axis]}")
+    at = xp.clip(xp.reshape(start, (-1,)), 0, x.shape[axis] - count) + xp.asarray(np.arange(count))
+    written = set_at(xp, xp.moveaxis(x, axis, 0), (at,), xp.moveaxis(update, axis, 0))
+    return xp.moveaxis(written, 0, axis)

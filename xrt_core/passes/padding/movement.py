@@ -239,6 +239,8 @@ def concat(p: Padder, node: Node, given: Given) -> Given:
         return p.copy(node, given, [axes], zeros=zeros, clean=all(s.clean for s in parts), top=top)
     if not any(is_padded(s.axes[axis]) for s in parts[:-1]):
         return p.copy(node, given, [axes], top=top)  # padding stays at the end
+    if len(parts) == 2 and not is_padded(parts[1].axes[axis]):
+        return [_appended(p, parts[0], parts[1], axis, axes)]
     joined = p.emit("Concat", [p.data(s) for s in parts], axis=axis)
     count = sum(p.size(s.axes[axis]) for s in parts)
     places: Value = p.constant(np.arange(count, dtype=np.int64))
@@ -252,6 +254,15 @@ def concat(p: Padder, node: Node, given: Given) -> Given:
             places = p.emit("Add", [places, p.emit("Where", [before, p.constant(np.array(0, np.int64)), gap])])
     made = p.emit("Gather", [joined, _clamped(p, places, count)], axis=axis)
     return [p.padded(made, axes)]
+
+
+def _appended(p: Padder, x: Padded, y: Padded, axis: int, axes: Sequence[Axis]) -> Padded:
+    """What has no padding along an axis behind what has: written where the valid places of the first one end."""
+    room = p.constant(np.zeros(p.sizes(y.axes), y.dtype))
+    wide = p.emit("Concat", [p.data(x), room], axis=axis)
+    made = p.written(wide, p.data(y), p.scalar(require_prefix(p, x.axes[axis])), axis)
+    zeros = frozenset(i for i in x.zeros if i == axis or i in y.zeros)
+    return p.padded(made, axes, zeros=zeros, clean=x.clean and y.clean)
 
 
 def _clamped(p: Padder, index: Value, count: int) -> Value:

@@ -14,7 +14,7 @@ from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.schema import since_version
+from xrt_core.ir.schema import DIALECT, DIALECT_VERSION, since_version
 from xrt_core.ir.symbols import Expr, Quotient, Symbol, expression, product
 from xrt_core.ir.types import DTYPE_TO_ONNX, ONNX_TO_DTYPE, STRING, Dim, TensorType, float_like
 from xrt_core.passes.padding.form import Axis, Padded, PaddedGraph, PaddingRefused, axis_of, bucket_size, is_padded
@@ -126,7 +126,8 @@ class Padder:
                 np.dtype(bool) if known.size and isinstance(known.reshape(-1)[0], bool) else self._dtype(node, given)
             )
             if dtype in _FOLLOWED and all(self._fits(x, dtype) for x in known.reshape(-1)):
-                return [Padded(None, dtype, tuple(axis_of([n]) for n in known.shape), known)]
+                axes = tuple(axis_of([n]) for n in known.shape)
+                return [Padded(None, dtype, axes, known, top=_bound_of(known, self.bounds))]
         if traits_of(node).stateful:
             raise self.refused("it updates variables")
         return apply_rule(self, node, given)
@@ -232,6 +233,14 @@ class Padder:
         """Add a node of one output, of the graph's opset."""
         version = since_version(op_type, "", self.opset)
         node = Node(op_type, inputs, [Value()], attributes, version=version, name=self._name(op_type))
+        return self._typed(node, infer_types(node))[0]  # type: ignore[return-value]
+
+    def written(self, x: Value, update: Value, start: Value, axis: int) -> Value:
+        """`x` with `update` in the place of its entries from `start` on."""
+        node = Node(
+            "WriteSlice", [x, update, start], [Value()], {"axis": axis}, domain=DIALECT, version=DIALECT_VERSION,
+            name=self._name("WriteSlice"),
+        )  # fmt: skip
         return self._typed(node, infer_types(node))[0]  # type: ignore[return-value]
 
     def add(self, node: Node, types: Sequence[Any] | None = None) -> list[Padded | None]:
@@ -425,6 +434,17 @@ class Padder:
             return PaddingRefused(reason)
         label = node.name or next((v.name for v in node.outputs if v is not None and v.name), "")
         return PaddingRefused(f"{node.operator} {label!r}: {reason}")
+
+
+def _bound_of(known: np.ndarray, bounds: Callable[[Expr], tuple[int | None, int | None]]) -> tuple[Expr, ...]:
+    """`Padded.top` of contents that follow from sizes: of one element, or of numbers."""
+    found = [x for x in known.reshape(-1).tolist() if not isinstance(x, bool)]
+    if len(found) < known.size or not found or any((bounds(x)[0] or 0) < 0 or bounds(x)[0] is None for x in found):
+        return ()
+    if len(found) == 1:
+        return (found[0] + 1,)
+    numbers = [x.constant for x in found]
+    return () if None in numbers else (Expr.of(max(n for n in numbers if n is not None) + 1),)
 
 
 def _grows(expr: Expr) -> bool:

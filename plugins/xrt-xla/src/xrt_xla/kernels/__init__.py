@@ -14,12 +14,13 @@ from xrt_xla.kernels import (
     reduction,
     softmax,
     transposed,
+    write,
 )
 from xrt_xla.kernels.context import DEVICES
 
 __all__ = [
     "barrier", "boxing", "control", "convolution", "gradient", "linear", "normalization", "quantized", "recurrent",
-    "reduction", "softmax", "transposed",
+    "reduction", "softmax", "transposed", "write",
 ]  # fmt: skip
 
 register_portable_kernels("xla", DEVICES)
