@@ -12,7 +12,7 @@ from tests.kernels.node_cases import Case, run_jax, run_numpy
 from tests.kernels.single_node import node_case, run_reference
 from xrt_core.errors import ExecutionError
 from xrt_core.ir.types import DTYPE_TO_ONNX, ONNX_TO_DTYPE, STRING
-from xrt_core.kernels import find_kernel
+from xrt_core.kernels import cast, find_kernel
 
 RUNS = [run_numpy, run_jax]
 
@@ -35,6 +35,41 @@ def test_every_pair_of_types(source: np.dtype) -> None:
         if target == ml_dtypes.float8_e8m0fnu:
             got = got[:2]
         np.testing.assert_array_equal(got.astype(np.float32), np.array([1, 1, 0], np.float32)[: got.size])
+
+
+BEYOND = [1e10, -1e10, 3e9, -3e9, 6.5e10, -1.5, 300.7, -70000.5, 2.0**31, -(2.0**31), 2.0**63, 1.5 * 2.0**63, 1e20,
+          -1e20, np.nan, np.inf, -np.inf]  # fmt: skip
+
+
+def _as_c(v: float, dtype: np.dtype) -> int:
+    """The integer that x86-64 makes of a float: truncated to 32 or 64 bits, of which the low ones are kept."""
+    bits = 64 if dtype in (np.int64, np.uint64, np.uint32) else 32
+    if dtype == np.uint64 and v >= 2.0**63:  # converted as that much less
+        return (int(v) if v < 2.0**64 else 0) & (1 << 64) - 1
+    least = -(1 << (bits - 1))
+    whole = int(v) if least <= v < -least else least
+    width = 8 * dtype.itemsize
+    low = whole & ((1 << width) - 1)
+    return low - (1 << width) if dtype.kind == "i" and low >> (width - 1) else low
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("source", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("target", [d for d in NUMBERS if d.kind in "iu"], ids=str)
+def test_floats_beyond_integers_are_the_same_everywhere(target: np.dtype, source: Any, run: Any) -> None:
+    """What ONNX leaves open: at every place of an array, by NumPy and by JAX, what C compilers make of it on x86-64."""
+    with np.errstate(all="ignore"):
+        x = np.tile(np.array(BEYOND).astype(source), 5)
+    (got,) = run(cast_case(x, target))
+    assert got.tolist() == [_as_c(v, target) for v in x.astype(np.float64).tolist()]
+
+
+@pytest.mark.parametrize("target", [np.uint16, np.int32, np.int64, np.uint64])
+def test_numpy_that_saturates_is_corrected(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On processors whose conversions differ, floats are converted as JAX's are."""
+    monkeypatch.setattr(cast, "_numpy_converts_alike", lambda: False)
+    (got,) = run_numpy(cast_case(np.array(BEYOND), target))
+    assert got.tolist() == [_as_c(v, np.dtype(target)) for v in BEYOND]
 
 
 FLOAT8 = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2, ml_dtypes.float8_e5m2fnuz]

@@ -79,3 +79,15 @@ def test_labels_that_are_no_class(operator: str, label: int) -> None:
     made = node_case(operator, 13, [scores, labels], 1, ignore_index=-7, reduction="none")
     found = np.asarray(run_jax(made)[0])
     np.testing.assert_array_equal(np.isnan(found), [False, True, False])
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_the_weight_of_an_ignored_class_does_not_matter(run: Any, reduction: str) -> None:
+    """It may be infinite, or NaN."""
+    scores, labels = np.arange(12, dtype=np.float32).reshape(3, 4) / 7, np.array([1, 0, 3])
+    for weight in (np.inf, -np.inf, np.nan):
+        weights = np.array([weight, 1, 1, 1], np.float32)
+        case = node_case("SoftmaxCrossEntropyLoss", 13, [scores, labels, weights], ignore_index=0, reduction=reduction)
+        plain = node_case("SoftmaxCrossEntropyLoss", 13, [scores, labels], ignore_index=0, reduction=reduction)
+        np.testing.assert_allclose(run(case)[0], run(plain)[0], rtol=1e-6)

@@ -231,3 +231,58 @@ def test_a_check_takes_microseconds() -> None:
     assert checks is not None
     arrays = [np.zeros((4, 5), np.float32), np.zeros(512, np.int64)]
     assert min(timeit.repeat(lambda: checks.violates(arrays), number=100, repeat=5)) / 100 < 1e-4
+
+
+def _quantized(scale: Value, *nodes: Node, inputs: list[Value]) -> Function:
+    zero = _known("z", np.array(3, np.uint8))
+    return _function(inputs, *nodes, _apply("QuantizeLinear", X, scale, zero))
+
+
+def test_scales_that_are_not_positive_are_for_the_host() -> None:
+    """Of a quantisation at each call, also behind a Cast or a Reshape, and of a constant at every one."""
+    s = _value("s", F, 1)
+    cast = _apply("Cast", _value("s", np.dtype(np.float16), 1), to=1)
+    half = cast.inputs[0]
+    assert half is not None
+    flat = _apply("Reshape", s, _known("shape", np.array([], np.int64)))
+    for function in (
+        _quantized(s, inputs=[X, s]), _quantized(_out(cast), cast, inputs=[X, half]),
+        _quantized(_out(flat), flat, inputs=[X, s]),
+    ):  # fmt: skip
+        checks = input_checks(function)
+        assert checks is not None
+        x, dtype = np.zeros((4, 5), np.float32), function.params[1].dtype
+        assert not checks.violates([x, np.array([0.5], dtype)])
+        for bad in (0.0, -0.5, np.nan, np.inf):
+            assert checks.violates([x, np.array([bad], dtype)])
+    assert input_checks(_quantized(_known("s", np.array(0.5, F)), inputs=[X])) is None
+    for bad in (0.0, -0.5):
+        never = input_checks(_quantized(_known("s", np.array(bad, F)), inputs=[X]))
+        assert never is not None
+        assert never.violates([np.zeros((4, 5), np.float32)])
+
+
+def test_scales_of_products_of_integers() -> None:
+    """All three of QLinearMatMul; those of a DequantizeLinear may be zero."""
+    i8 = np.dtype(np.int8)
+    a, b, zero = _value("a", i8, 2, 3), _value("b", i8, 3, 2), _known("z", np.array(0, i8))
+    scales = [_value(f"s{i}", F) for i in range(3)]
+    product = _apply("QLinearMatMul", a, scales[0], zero, b, scales[1], zero, scales[2], zero)
+    checks = input_checks(_function([a, b, *scales], product))
+    assert checks is not None
+    assert checks.positive == (2, 3, 4)
+    assert input_checks(_function([a, scales[0]], _apply("DequantizeLinear", a, scales[0], zero))) is None
+
+
+def test_a_module_with_scales_of_zero_gives_what_the_host_does() -> None:
+    """The engine is not asked, and loses nothing by it."""
+    pytest.importorskip("onnxruntime")
+    s = _value("s", F)
+    zero = _known("z", np.array(3, np.uint8))
+    graph = Graph([X, s], [_out(q := _apply("QuantizeLinear", X, s, zero))], [q], opsets={"": latest_opset()}, name="g")
+    m, host = (XRTModule(graph, engine=e, guard=False, prune=False) for e in ("onnxruntime", "host"))
+    x = np.linspace(-300, 300, 20, dtype=np.float32).reshape(4, 5)
+    for scale in (0.5, 0.0, -1.0, np.nan, 2.0):
+        given = [x, np.array(scale, np.float32)]
+        np.testing.assert_array_equal(m(*given), host(*given))
+    assert not m.explain().errors

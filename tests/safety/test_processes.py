@@ -111,6 +111,35 @@ def test_forks(engine: str, how: str, own_cache: pathlib.Path) -> None:
     assert float(seconds) < 60
 
 
+_SEARCH = """
+import threading
+from xrt_core.guard.builder import ClusterBuilder
+from xrt_core.verify import evaluate
+begun = threading.Event()
+examine = evaluate._Evaluation._compiled
+def compiled(self, candidate):
+    begun.set()
+    return examine(self, candidate)
+evaluate._Evaluation._compiled = compiled
+from tests.guard.guarded import chain
+graph, x, _ = chain()
+for i in range(20):  # a background build that compiles in this process is under way when the program ends
+    m = XRTModule(graph, engine=sys.argv[1], prune=False, guard_sandbox=False, cache=False)
+    m(x)
+begun.wait(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param("openvino", marks=pytest.mark.slow), pytest.param("onnxruntime", marks=pytest.mark.nightly)]
+)
+def test_an_end_in_the_midst_of_a_compilation_in_this_process(engine: str, own_cache: pathlib.Path) -> None:
+    """The interpreter waits for it: a thread that comes back from a library afterwards ends the process by an abort."""
+    usable(engine)
+    done = run(engine, _SEARCH, own_cache)
+    assert done.returncode == 0, done.stderr
+
+
 _LOOP = """
 m = made(guard={guard!r})
 print("ready", flush=True)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 import xrt_core as xrt
 from tests.profiles import examples
-from tests.shapes.models import attention, found_by_data, grown, pixels, read_by_number, tokens
-from xrt_core.errors import CompileError, InputError
-from xrt_core.ir.graph import Graph, Value
+from tests.shapes.models import Builder, attention, found_by_data, grown, pixels, read_by_number, tokens
+from xrt_core.errors import CompileError, InputError, ShapeError
+from xrt_core.host.executor import host_kernel
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.runtime.plan_cache import SymbolicEntry
 from xrt_core.runtime.varying import VaryingShapes
@@ -273,3 +275,51 @@ def test_a_saved_module_serves_all_sizes(engine: str, tmp_path: pathlib.Path) ->
         np.testing.assert_allclose(run(back, inputs), run(HOST["attention"], inputs), rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="maximum 16"):
         back.run(tokens(2, 18))
+
+
+def recurrent() -> bytes:
+    """x [n, 1, 2] with an initial state and peepholes whose sizes the model leaves open -> the last state [1, 1, 3]."""
+    b = Builder()
+    bias, lengths = b.constant(np.zeros((1, 24)), np.float32), ""
+    given = ["x", b.weight(1, 12, 2), b.weight(1, 12, 3), bias, lengths, "h", "h", "p"]
+    b.nodes.append(helper.make_node("LSTM", given, ["", "y"], hidden_size=3))
+    return b.model([(n, TensorProto.FLOAT, [f"{n}{i}" for i in range(r)]) for n, r in (("x", 3), ("h", 3), ("p", 2))],
+                   ["y"])  # fmt: skip
+
+
+def test_sizes_that_do_not_agree_are_the_hosts_error() -> None:
+    """A plan for all sizes answers no call whose sizes an operator does not allow, which a library may follow into
+    foreign memory; the calls behind it are answered as before."""
+    pytest.importorskip("onnxruntime")
+    m = xrt.XRTModule(recurrent(), engine="onnxruntime", **PLAIN)  # type: ignore[arg-type]
+    host = xrt.XRTModule(recurrent(), engine="host")
+
+    def arrays(n: int, batch: int = 1, rows: int = 1) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(n)
+        shapes = {"x": (n, 1, 2), "h": (1, batch, 3), "p": (rows, 9)}
+        return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+    for inputs in (arrays(2), arrays(3), arrays(4, rows=2), arrays(4), arrays(5, batch=2), arrays(5)):
+        if inputs["p"].shape == (1, 9) and inputs["h"].shape == (1, 1, 3):
+            np.testing.assert_allclose(run(m, inputs), run(host, inputs), rtol=1e-5, atol=1e-6)
+        else:
+            with pytest.raises(ShapeError, match="need"):
+                m.run(inputs)
+    assert symbolic(m), "there is one plan for all sizes"
+
+
+def test_a_host_step_checks_sizes_that_only_a_call_tells() -> None:
+    """With the error that it has where sizes are known beforehand."""
+    ranks = {"x": 3, "w": 3, "r": 3, "p": 2}
+    x, w, r, p = (Value(n, TensorType(np.dtype(np.float32), (None,) * rank)) for n, rank in ranks.items())
+    outputs = [None, Value("y", TensorType(np.dtype(np.float32), (None,) * 3))]
+    call = host_kernel(Node("LSTM", [x, w, r, None, None, None, None, p], outputs, {"hidden_size": 3}, version=14))
+
+    def given(rows: int) -> list[Any]:
+        shapes = (2, 1, 2), (1, 12, 2), (1, 12, 3), None, None, None, None, (rows, 9)
+        return [None if s is None else np.ones(s, np.float32) for s in shapes]
+
+    assert call(given(1))[1].shape == (1, 1, 3)
+    with pytest.raises(ShapeError, match=r"need P of \[1, 9\]; it is \[2, 9\]"):
+        call(given(2))
+    assert call(given(1))[1].shape == (1, 1, 3)

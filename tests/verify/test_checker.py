@@ -103,7 +103,54 @@ def test_cancellation_is_right() -> None:
     assert exact.is_right
     assert as_host.is_right, as_host.reason
     assert not wrong.is_right
-    assert checker.host_runs == 3  # in its own precision, off by a rounding, and in a wider precision
+    # in its own precision, off by a rounding, in a wider precision; as it is once more, and rounded otherwise twice
+    assert checker.host_runs == 6
+
+
+def spread(rows: np.ndarray) -> tuple[ResultChecker, np.ndarray]:
+    """The standard deviation of rows, by E[x^2] - E[x]^2 as LayerNormalization is written out, and the means."""
+    x, m, s, ms, sm, v, e, y = (
+        value(n, rows.shape if n in "xs" else (len(rows), 1)) for n in ("x", "m", "s", "ms", "sm", "v", "e", "y")
+    )
+    axes, epsilon = Value.constant(np.array([1], np.int64)), Value.constant(np.array(1e-5, F32))
+    nodes = [
+        node("ReduceMean", [x, axes], [m]), node("Mul", [x, x], [s]), node("ReduceMean", [s, axes], [ms]),
+        node("Mul", [m, m], [sm]), node("Sub", [ms, sm], [v]), node("Add", [v, epsilon], [e]), node("Sqrt", [e], [y]),
+    ]  # fmt: skip
+    return ResultChecker(function([x], nodes, y), [rows]), rows.mean(axis=1, keepdims=True)
+
+
+def test_what_cancels_for_everybody_else_is_right() -> None:
+    """Rows of equal whole numbers, on which the host is exact by luck: a variance off by what one rounding of a mean
+    makes of it is right, and one that is off by more, or on rows that vary, is wrong."""
+    checker, mean = spread(np.full((6, 5), 3, F32))
+    (exact,) = checker.expected()
+    np.testing.assert_allclose(exact, np.sqrt(1e-5), rtol=1e-6)
+    one_rounding = mean.astype(F64) ** 2 * 2.0**-24
+    off = np.sqrt(1e-5 + one_rounding).astype(F32)
+    assert np.abs(off / exact - 1).max() > 0.02
+    assert checker.check_results([off], {}).is_right
+    assert not checker.check_results([np.sqrt(1e-5 + 100 * one_rounding).astype(F32)], {}).is_right
+    assert not checker.check_results([np.zeros_like(exact)], {}).is_right
+
+    varied, _ = spread(np.arange(30, dtype=F32).reshape(6, 5))
+    (want,) = varied.expected()
+    assert varied.check_results([want * F32(1 + 1e-6)], {}).is_right
+    assert not varied.check_results([want * F32(1 + 1e-3)], {}).is_right
+
+
+@pytest.mark.parametrize("operator", ["RNN", "GRU", "LSTM"])
+def test_states_are_rounded_at_the_scale_of_one(operator: str) -> None:
+    """A recurrent state that is tiny may be off by a rounding step of 1, and by no hundredth of itself more."""
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[operator]
+    x, w, r = value("x", (2, 1, 2)), value("w", (1, 4 * gates, 2)), value("r", (1, 4 * gates, 4))
+    y = value("y", (1, 1, 4))
+    f = function([x, w, r], [node(operator, [x, w, r], [None, y], hidden_size=4)], y)
+    checker = ResultChecker(f, [np.ones((2, 1, 2), F32), np.full((1, 4 * gates, 2), 1e-5, F32),
+                                np.full((1, 4 * gates, 4), 0.1, F32)])  # fmt: skip
+    (want,) = checker.expected()
+    assert checker.check_results([want + F32(2**-24)], {}).is_right
+    assert not checker.check_results([want + F32(1e-5)], {}).is_right
 
 
 def layers(dtype: Any, seed: int, depth: int) -> Function:

@@ -403,6 +403,61 @@ def test_normalisations_of_constants_are_checked() -> None:
     assert wrong.verdict == "wrong"
 
 
+def _range_of_rows(clipped: Callable[[np.ndarray], np.ndarray], negative: bool) -> Outcome:
+    """The verdict on an engine that computes min / max of rows, and clips that by a function."""
+    x, low, high, q, y = (value(n, (4, 8) if n == "x" else (4, 1)) for n in ("x", "low", "high", "q", "y"))
+    axes, one = Value.constant(np.array([1], np.int64)), Value.constant(np.array(1.0, np.float32))
+    relu = value("relu", (4, 8))
+    nodes = [
+        node("Relu", [x], [relu]), node("ReduceSum", [relu, axes], [low]), node("ReduceSum", [relu, axes], [high]),
+        node("Div", [low, high], [q]), node("Clip", [q, None, one], [y]),
+    ]  # fmt: skip
+    if not negative:
+        nodes[0] = node("Abs", [x], [relu])
+    f = Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="f"))
+
+    class Library(Executable):
+        def run(self, inputs: Any, run_options: Any = None, block_until_done: bool = True) -> Any:
+            a = np.maximum(inputs[0], 0) if negative else np.abs(inputs[0])
+            with np.errstate(all="ignore"):
+                return [clipped(a.sum(axis=1, keepdims=True) / a.sum(axis=1, keepdims=True))]
+
+    return evaluate(f, [Candidate("library", lambda f, fused: Library())], replace(CHECK, edges=True, max_compiles=0))
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_nan_that_arises_inside_is_looked_for(negative: bool) -> None:
+    """0 / 0, of inputs that are all zero or all negative: an engine that makes a number of it is wrong for finite
+    inputs, which no check of the inputs would keep from it."""
+    assert _range_of_rows(lambda q: np.minimum(q, np.float32(1)), negative).verdict == "ready"
+    assert _range_of_rows(lambda q: np.fmin(q, np.float32(1)), negative).verdict == "wrong"
+
+
+def test_parts_that_stay_are_checked_on_the_edges_too() -> None:
+    """A node that is wrong costs its place, and what is left is found to lose NaN as any other would be."""
+    x, a, y = value("x", (4, 8)), value("a", (4, 8)), value("y", (4, 8))
+    f = Function.from_graph(
+        Graph([x], [y], [node("Neg", [x], [a]), node("Relu", [a], [y])], opsets={"": 21}, name="f")
+    )
+    right = Planted(lambda n, k: n.op_type == "Neg").candidate
+    outcome = evaluate(f, [right], EvaluationSettings(tune=False))
+    assert (outcome.verdict, nodes_of(outcome, "planted"), outcome.finite_only) == ("ready", {1}, False)
+
+    def fmax(function: Function, fused: bool) -> Executable:
+        made = right.build(function, fused)
+        run = made.run
+
+        def loses(*args: Any) -> Any:
+            return [np.fmax(r, np.float32(0)) if function.body.nodes[-1].op_type == "Relu" else r for r in run(*args)]
+
+        made.run = loses  # type: ignore[method-assign]
+        return made
+
+    outcome = evaluate(f, [replace(right, compile=fmax)], EvaluationSettings(tune=False))
+    assert (outcome.verdict, nodes_of(outcome, "planted"), outcome.finite_only) == ("ready", {1}, True)
+    assert "for finite inputs only" in outcome.reason
+
+
 @pytest.mark.parametrize(("ranges", "verdict"), [((), "ready"), ([(0.0, 2.0)], "ready"), ([(0.0, 80.0)], "wrong")])
 def test_wrong_for_large_numbers_only(ranges: Any, verdict: str) -> None:
     """It is found where inputs of a real call have such numbers."""

@@ -37,6 +37,7 @@ from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, is_late, shape_inputs
 from xrt_core.passes.symbolic_shapes import (
     SymbolicShapes,
+    agreement,
     dimension_guards,
     function_at,
     graph_at,
@@ -123,6 +124,8 @@ class Pipeline:
         if symbolic is not None and optimised.symbolic is not None:
             planned.symbolic = symbolic
             planned.guards = (*optimised.symbolic.guards, *dimension_guards(optimised.graph))
+            agreed = agreement(optimised.graph, symbolic.symbols, symbolic.sizes)
+            planned.agrees = None if agreed is None else agreed.holds
         if kind is Planned:
             events = self.services.events
             # the summary reads every node, and is made only if somebody reads it

@@ -33,7 +33,7 @@ from xrt_core.guard.isolation import IS_SUPPORTED, IsolatedExecutable, IsolatedP
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.stress import SIDE_EFFECT, SerialExecutable
-from xrt_core.guard.timeouts import call_with_timeout, is_shutting_down, native_call
+from xrt_core.guard.timeouts import call_with_timeout, check_shutdown, is_shutting_down, native_call
 from xrt_core.guard.verdict_cache import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerSlot
 from xrt_core.host.place import HostPlace
@@ -211,6 +211,10 @@ class ClusterBuilder:
             made = SerialExecutable(made, [p.engine for p in outcome.pieces if p.engine != HOST])
         return made
 
+    def _begins_to_compile(self, launch: GuardedLaunch, engine: str) -> None:
+        check_shutdown()  # which waits for the compilation that has begun, and no further one
+        self._events.progress("compile", cluster=launch.function.name, engine=engine)
+
     def _verifying(self, record: ClusterRecord, engine: str) -> None:
         record.move_from(State.COMPILING, State.VERIFYING)
         self._events.progress("verify", cluster=record.name, engine=engine)
@@ -302,13 +306,14 @@ class ClusterBuilder:
     ) -> Outcome:
         return call_with_timeout(
             _left(until),
+            _within_native_call,
             evaluate_candidates,
             launch.function,
             self._compilation(launch).through(self._exchange.store()),
             names,
             self._examination(launch),
             inputs,
-            lambda engine: self._events.progress("compile", cluster=launch.function.name, engine=engine),
+            lambda engine: self._begins_to_compile(launch, engine),
             lambda: self._verifying(launch.record, launch.engine),
             False,
             launch.ranges,
@@ -400,6 +405,12 @@ class ClusterBuilder:
 def runs_alike(one: Outcome, other: Outcome) -> bool:
     """Whether two outcomes run a cluster in the same way."""
     return (one.pieces, one.serialised, one.finite_only) == (other.pieces, other.serialised, other.finite_only)
+
+
+def _within_native_call(call: Callable[..., Outcome], *args: Any) -> Outcome:
+    """The call, for which the end of the interpreter waits: this thread must not be inside a library then."""
+    with native_call():
+        return call(*args)
 
 
 def _left(until: float) -> float:

@@ -264,7 +264,7 @@ def check_cancelled() -> None:
     meanwhile. Does nothing in a thread that a caller waits for."""
     task = _state.task
     if task is not None:
-        _check_shutdown()
+        check_shutdown()
         if not task.is_wanted():
             raise Cancelled("the task was cancelled")
 
@@ -289,7 +289,8 @@ def is_shutting_down() -> bool:
     return _shutdown or not (main.is_alive() or any(t is not main and not t.daemon for t in threading.enumerate()))
 
 
-def _check_shutdown() -> None:
+def check_shutdown() -> None:
+    """Raises Cancelled if the interpreter is shutting down."""
     if is_shutting_down():
         raise Cancelled("the interpreter is shutting down")
 
@@ -299,7 +300,7 @@ def native_call() -> Iterator[None]:
     """Keep the interpreter from finishing while the body runs. Raises Cancelled if shutdown has begun."""
     global _native_calls, _registered
     with _no_native_call:
-        _check_shutdown()
+        check_shutdown()
         _native_calls += 1
         _state.native_depth += 1
         if not _registered:
@@ -333,7 +334,7 @@ def suspended() -> Iterator[None]:
         with _no_native_call:
             _native_calls += depth
     if depth:
-        _check_shutdown()
+        check_shutdown()
 
 
 def _wait_for_native_calls() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt_core.errors import ExecutionError, ShapeError, UnsupportedError, XRTError
 from xrt_core.host.reference import reference_kernel
-from xrt_core.ir.attribute_limits import node_fault
+from xrt_core.ir.attribute_limits import fault_at, node_fault, waits_for_sizes
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.operator_set import find_operator, lowered
 from xrt_core.ir.schema import undefined_operator
@@ -36,6 +36,28 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     fault = node_fault(node)
     if fault is not None:
         return _refusal(f"node {node.name!r} ({node.operator}): {fault}")
+    call = _kernel_of(node, xp)
+    return _with_sizes(node, call) if waits_for_sizes(node) else call
+
+
+def _with_sizes(node: Node, call: HostKernel) -> HostKernel:
+    """`call`, for a node of which sizes must agree that only a call tells."""
+    seen: tuple[Any, ...] | None = None
+
+    def sized(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        nonlocal seen
+        shapes = tuple([getattr(a, "shape", None) for a in arrays])
+        if shapes != seen:
+            if (fault := fault_at(node, shapes)) is not None:
+                raise ShapeError(f"node {node.name!r} ({node.operator}): {fault}")
+            seen = shapes
+        return call(arrays)
+
+    return sized
+
+
+def _kernel_of(node: Node, xp: Any) -> HostKernel:
+    """The function of a node that its operator allows."""
     portable = find_kernel(node.domain, node.op_type)
     own = None if portable is not None else find_operator(node.domain, node.op_type, node.version)
     if own is not None and own.lowering is not None:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from xrt_core.ir.graph import Attribute, Node, Value
 from xrt_core.ir.long_list import LongList
 from xrt_core.ir.ml_limits import DOMAIN, ml_attribute_fault, ml_node_fault
-from xrt_core.ir.types import ONNX_TO_DTYPE
+from xrt_core.ir.types import ONNX_TO_DTYPE, TensorType
 
 
 class Limit(Struct, frozen=True):
@@ -177,6 +177,22 @@ def node_fault(node: Node) -> str | None:
         if fault is not None:
             return fault
     return None
+
+
+def fault_at(node: Node, shapes: Sequence[tuple[int | None, ...] | None]) -> str | None:
+    """What `node_fault` says of a node whose inputs have these shapes, which its own types leave open."""
+    inputs = [
+        Value(v.name, TensorType(v.dtype, shape)) if v is not None and v.data is None and shape is not None else v
+        for v, shape in zip(node.inputs, shapes, strict=True)
+    ]
+    return node_fault(node.replace(inputs=inputs))
+
+
+def waits_for_sizes(node: Node) -> bool:
+    """Whether sizes that are not known yet may not agree with the node."""
+    if node.domain or node.op_type not in _SIZED:
+        return False
+    return any(v is not None and v.data is None and not v.is_static for v in node.inputs)
 
 
 _SHOWN: Final = 80
@@ -661,3 +677,10 @@ _AGREEMENTS: Final[Mapping[str, tuple[Agreement, ...]]] = MappingProxyType({
     "Unsqueeze": (_axes(1, 13, extra=True),),
 })  # fmt: skip
 """Operator -> what must agree in its nodes, in this order."""
+
+_SIZED: Final = frozenset((
+    *_GATES, "Attention", "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DepthToSpace",
+    "GatherND", "GroupNormalization", "LpPool", "MaxPool", "MaxUnpool", "NegativeLogLikelihoodLoss", "QLinearConv",
+    "SoftmaxCrossEntropyLoss", "SpaceToDepth", "Split",
+))  # fmt: skip
+"""Operators of which sizes must agree, and not only ranks and values."""

@@ -154,6 +154,11 @@ def index_input(node: Node) -> int | None:
     return _INDEX_INPUTS.get((node.domain, node.op_type))
 
 
+def scale_inputs(node: Node) -> tuple[int, ...]:
+    """The positions of the inputs that a quantisation divides by: it means something for positive numbers alone."""
+    return _SCALE_INPUTS.get((node.domain, node.op_type), ())
+
+
 # --- what depends on the node ----------------------------------------------------------------------------------------
 
 
@@ -343,6 +348,11 @@ _INDEX_INPUTS: Final[Mapping[Key, int]] = MappingProxyType({
     ("", "Attention"): 6,
     ("ai.onnx.ml", "ArrayFeatureExtractor"): 1,
 })  # fmt: skip
+
+
+_SCALE_INPUTS: Final[Mapping[Key, tuple[int, ...]]] = MappingProxyType(
+    {("", "QuantizeLinear"): (1,), ("", "QLinearConv"): (1, 4, 6), ("", "QLinearMatMul"): (1, 4, 6)}
+)
 
 
 def _rows() -> Iterator[tuple[Key, Traits]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from xrt_core.kernels.registry import OpContext, kernel
 _SUB_BYTE_BITS: Final = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
 _SATURATING: Final = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 _NOT_FINITE: Final = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
+_WIDE: Final = (np.dtype(np.int64), np.dtype(np.uint32))
 _E8M0: Final = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
@@ -74,7 +76,8 @@ def cast_array(xp: Any, x: Any, dtype: np.dtype, *, saturate: bool = True, round
     """`x` converted to `dtype` by the rules of ONNX Cast.
 
     saturate: what exceeds a float8 type becomes its largest finite value, not NaN or infinity.
-    round_mode: "up", "down" or "nearest", to float8_e8m0 only. Integers out of range wrap.
+    round_mode: "up", "down" or "nearest", to float8_e8m0 only. Integers out of range wrap,
+    and so do floats (`_to_integer`).
     Raises ExecutionError for a string that is no number.
     """
     if x.dtype == dtype:
@@ -92,9 +95,52 @@ def cast_array(xp: Any, x: Any, dtype: np.dtype, *, saturate: bool = True, round
     if dtype.name in _SATURATING and saturate:
         largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
         return xp.clip(x.astype(np.float32) if x.dtype != np.float64 else x, -largest, largest).astype(dtype)
-    if _is_small_integer(dtype) and x.dtype != np.int32:
-        x = x.astype(np.int32)
+    if dtype.kind in "iu" or _is_small_integer(dtype):
+        return _to_integer(xp, x, dtype)
     return x.astype(dtype)
+
+
+def _to_integer(xp: Any, x: Any, dtype: np.dtype) -> Any:
+    """`x` as integers. ONNX leaves open what floats become that the type does not hold. Here they are the same on every
+    engine, what C compilers make of them on x86-64, and so NumPy and other runtimes: truncated to 64 bits for 64-bit
+    and unsigned 32-bit types, else to 32, whose low bits are kept; what does not fit those, or is NaN, is their least
+    number."""
+    if not float_like(x.dtype):
+        return x.astype(np.int32).astype(dtype) if _is_small_integer(dtype) else x.astype(dtype)
+    carrier = np.dtype(np.int64 if dtype in _WIDE else np.int32)
+    if xp is np and _numpy_converts_alike():  # but for uint32, where it depends on the place of an element
+        x = x.astype(carrier) if dtype == np.uint32 or _is_small_integer(dtype) else x
+    else:
+        x = _halves(xp, x) if dtype == np.uint64 else _truncated(xp, x, carrier)
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def _truncated(xp: Any, x: Any, carrier: np.dtype) -> Any:
+    """Floats as integers of 32 or 64 bits, for namespaces that saturate, or that say nothing of floats out of range."""
+    if x.dtype.itemsize < 4:
+        x = x.astype(np.float32)
+    info = np.iinfo(carrier)
+    inside = (x >= float(info.min)) & (x < -float(info.min))  # both are floats; NaN is not inside
+    return xp.where(inside, xp.where(inside, x, 0).astype(carrier), np.array(info.min, carrier))
+
+
+def _halves(xp: Any, x: Any) -> Any:
+    """Floats as uint64: the upper half is converted as that much less, and negative numbers wrap around."""
+    if x.dtype.itemsize < 4:
+        x = x.astype(np.float32)
+    half = 2.0**63
+    upper = x >= half
+    lower = _truncated(xp, xp.where(upper, x - half, x), np.dtype(np.int64)).astype(np.uint64)
+    return xp.where(upper, lower ^ np.uint64(1 << 63), lower)
+
+
+@functools.cache
+def _numpy_converts_alike() -> bool:
+    """Whether NumPy's conversions are those of x86-64 here; on other processors they saturate."""
+    with np.errstate(all="ignore"):
+        found = [np.full(9, v, np.float32).astype(t) for v in (3e19, -3e19, np.nan) for t in (np.int32, np.int64)]
+    return all(bool((a == np.iinfo(a.dtype).min).all()) for a in found)
+
 
 
 def _strings(node: Node) -> str | None:

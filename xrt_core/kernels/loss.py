@@ -34,7 +34,8 @@ def _likelihood_loss(ctx: OpContext, log_prob: Any, target: Any, weight: Any) ->
     if counted is not None:
         loss = xp.where(counted, loss, xp.zeros_like(loss))
         mask = counted.astype(log_prob.dtype)
-        weights = mask if weights is None else weights * mask
+        # chosen, not multiplied: the weight of a class that is ignored may be infinite
+        weights = mask if weights is None else xp.where(counted, weights, xp.zeros_like(weights))
     if weights is not None:
         loss = loss * weights
     if reduction == "none":

@@ -14,8 +14,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import XRTError
+from xrt_core.ir.attribute_limits import fault_at, waits_for_sizes
 from xrt_core.ir.function import Function, Parameter
 from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
@@ -843,6 +845,33 @@ def dimension_guards(graph: Graph) -> list[Expr]:
         if isinstance(d, str)
     }
     return [e - 1 for d in sorted(texts) if (e := expression(d)) is not None]
+
+
+class Agreement(Struct, frozen=True):
+    """The nodes of a symbolic graph whose sizes may not agree in a call: nothing is promised for such sizes, and
+    libraries may follow them into foreign memory."""
+
+    nodes: tuple[Node, ...]
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the nodes allow these sizes of the symbols."""
+        return not any(_fault_for(n, sizes) for n in self.nodes)
+
+
+def agreement(graph: Graph, symbols: Mapping[str, Symbol], sizes: Mapping[str, int]) -> Agreement | None:
+    """What must hold of sizes beside guards: the nodes that do not allow some other size of a symbol. sizes: of the
+    first call, which are allowed. None where there are none."""
+    others = []
+    for name, size in sizes.items():
+        of = symbols[name]
+        tried = {max(of.min, of.multiple), size + of.multiple, 2 * size + of.multiple}
+        others += [{**sizes, name: s} for s in sorted(tried) if of.min <= s and (of.max is None or s <= of.max)]
+    nodes = [n for n in graph.nodes if waits_for_sizes(n) and any(_fault_for(n, at) for at in others)]
+    return Agreement(tuple(nodes)) if nodes else None
+
+
+def _fault_for(node: Node, sizes: Mapping[str, int]) -> str | None:
+    return fault_at(node, [None if v is None or v.shape is None else shape_for(v.shape, sizes) for v in node.inputs])
 
 
 def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:

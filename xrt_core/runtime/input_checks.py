@@ -1,8 +1,10 @@
-"""Checks of a cluster's inputs in front of its engine: indices in range, and floats that are finite where that matters.
+"""Checks of a cluster's inputs in front of its engine: indices in range, scales of quantisations that are positive, and
+floats that are finite where that matters.
 
 Libraries do what they like with an index out of range: they clamp it, drop it, read foreign memory or end the process.
 The host raises an error. So each call whose indices leave their range is for the host, and no failure of the engine.
-The same goes for NaN and infinity, where an engine is known to be right for finite inputs only.
+The same goes for NaN and infinity, where an engine is known to be right for finite inputs only, and for scales that are
+no positive numbers: what is divided by zero becomes any integer, and libraries fold a scale into products and bounds.
 
 Bounds are those of the index inputs of the Function's nodes, carried back to its parameters through nodes that move
 elements or cast them. Where a path mixes columns of different bounds, the narrowest holds: a call too many for the
@@ -23,7 +25,7 @@ from msgspec.structs import replace
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
-from xrt_core.ir.op_traits import index_input, traits_of
+from xrt_core.ir.op_traits import index_input, scale_inputs, traits_of
 from xrt_core.ir.types import Dim
 from xrt_core.runtime.arrays import to_numpy
 
@@ -74,14 +76,16 @@ class IndexCheck(Struct, frozen=True):
 class InputChecks(Struct, frozen=True):
     """What is checked at each call of a cluster.
 
-    indices: of parameters. never: a constant index of the cluster is out of range, so that every call is for the host.
-    finite: parameters that must be finite. checked: parameters whose indices the caller has checked where they are a
+    indices: of parameters. never: a constant index of the cluster is out of range, or a constant scale not positive, so
+    that every call is for the host. finite: parameters that must be finite. positive: those that must be finite and
+    above zero. checked: parameters whose indices the caller has checked where they are a
     NumPy array.
     """
 
     indices: tuple[IndexCheck, ...] = ()
     never: bool = False
     finite: tuple[int, ...] = ()
+    positive: tuple[int, ...] = ()
     checked: frozenset[int] = frozenset()
 
     def violates(self, arrays: Sequence[Any]) -> bool:
@@ -93,6 +97,9 @@ class InputChecks(Struct, frozen=True):
             if check.parameter in self.checked and type(a) is np.ndarray:
                 continue
             if not check.bounds.are_met(to_numpy(a)):
+                return True
+        for i in self.positive:
+            if not is_positive(to_numpy(arrays[i])):
                 return True
         for i in self.finite:
             a = arrays[i]
@@ -107,8 +114,11 @@ def input_checks(function: Function, *, finite: bool = False) -> InputChecks | N
     finite: whether floating parameters must be finite (the verdict says that the engine is right for those only).
     """
     indices, never = index_checks(function)
-    floats = tuple(i for i, p in enumerate(function.params) if finite and _is_float(p.dtype))
-    return InputChecks(indices, never, floats) if indices or never or floats else None
+    scales, senseless = scale_checks(function)
+    floats = tuple(i for i, p in enumerate(function.params) if finite and _is_float(p.dtype) and i not in scales)
+    if not (indices or scales or floats or never or senseless):
+        return None
+    return InputChecks(indices, never or senseless, floats, scales)
 
 
 def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
@@ -137,6 +147,32 @@ def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
             else:
                 work.extend(_sources(origins.get(v), v, wanted))
     return tuple(found), never
+
+
+def scale_checks(function: Function) -> tuple[tuple[int, ...], bool]:
+    """The parameters whose elements are scales of quantisations, and whether a constant scale of the Function is not
+    positive. Scales that the Function computes are its own, and verified with it."""
+    origins = _origins(function.body)
+    params = {v: i for i, v in enumerate(function.body.inputs)}
+    work = [v for n in every_node(function.body) for i in scale_inputs(n) if (v := n.inputs[i]) is not None]
+    found: set[int] = set()
+    seen: set[Value] = set()
+    senseless = False
+    while work:
+        v = work.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        origin = origins.get(v)
+        if v.data is not None:
+            senseless |= not is_positive(v.data)
+        elif v in params:
+            found.add(params[v])
+        elif isinstance(origin, Node) and traits_of(origin).cast and origin.op_type != "BitCast":
+            work.extend(x for x in origin.inputs[:1] if x is not None and x.dtype is not None and _is_float(x.dtype))
+        elif origin is not None:
+            work.extend(x for x, _ in _sources(origin, v, Bounds((0,), (0,))))
+    return tuple(sorted(found)), senseless
 
 
 def unproven_indices(graph: Graph, within: Collection[tuple[Value, Dim]] = ()) -> frozenset[Node]:
@@ -426,6 +462,14 @@ def is_finite(x: np.ndarray) -> bool:
     if x.size <= _FEW:  # a third of the time: NumPy's reductions take two microseconds for a single element
         return 0 not in finite.tobytes()
     return bool(np.logical_and.reduce(finite, axis=None))
+
+
+def is_positive(x: np.ndarray) -> bool:
+    """Whether every element is finite and above zero."""
+    if x.size == 1:
+        return 0.0 < float(x.reshape(-1)[0]) < math.inf
+    with np.errstate(invalid="ignore"):
+        return bool(((x > 0) & np.isfinite(x)).all())
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -29,7 +29,7 @@ from xrt_core.engine.forking import each_in_forked_process, keep_for_ever
 from xrt_core.errors import BrokenContextError, EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.ir.function import Function, Parameter, operators_of
-from xrt_core.ir.op_traits import index_input
+from xrt_core.ir.op_traits import index_input, scale_inputs
 from xrt_core.ir.symbols import Declared, shape_for
 from xrt_core.runtime.arrays import family_of, to_numpy
 
@@ -62,7 +62,8 @@ class Launch:
     failure).
     policy: after which failures the executable is dropped and the host runs the cluster. error: the last failure.
     reads: see `LaunchCheck`.
-    input_checks: of indices in range (and, under guard, of finite numbers): what violates them is for the host.
+    input_checks: of indices in range and scales that are positive (and, under guard, of finite numbers): what violates
+    them is for the host.
     enter: converts host arrays to arrays that the engine accepts; None if it accepts host arrays.
     events: the log that receives fallback events. on_loss: called with the reason when the executable is dropped for
     good, or cannot be made. on_live: called when an executable that was built beside the host answers from now on.
@@ -267,7 +268,8 @@ class DeviceLaunch(Launch):
 
 
 def _index_checks(function: Function) -> InputChecks | None:
-    if not any(index_input(n) is not None or (n.attributes and n.subgraphs) for n in function.body.nodes):
+    nodes = function.body.nodes
+    if not any(index_input(n) is not None or scale_inputs(n) or (n.attributes and n.subgraphs) for n in nodes):
         return None
     from xrt_core.runtime.input_checks import input_checks
 

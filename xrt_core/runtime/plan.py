@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -62,7 +62,8 @@ class Plan:
     """Steps over numbered registers. Thread-safe: each run has its own registers.
 
     outputs, spaces, engine_inputs, name: see `Program`. memory: of a run. guards: of a symbolic plan, expressions over
-    its symbols that must not be negative for it to hold.
+    its symbols that must not be negative for it to hold. agrees: whether the nodes of a symbolic plan allow sizes of
+    the symbols; None where they allow all.
     pinned: whether somebody beside its cache keeps it for calls. run: function from the input arrays to the results. It
     is replaced, as are the steps that run, while something
     records (`runtime.recording`), so it is looked up for each call.
@@ -71,7 +72,8 @@ class Plan:
     __slots__ = (
         "__weakref__", "_by_steps", "_call", "_constants", "_core", "_execute", "_has_host_steps", "_of_launch",
         "_on_device", "_owned", "_parallel", "_read_only", "_running", "_sink", "_template", "_to_host", "_within",
-        "engine_inputs", "guards", "launches", "memory", "name", "outputs", "pinned", "run", "spaces", "steps",
+        "agrees", "engine_inputs", "guards", "launches", "memory", "name", "outputs", "pinned", "run", "spaces",
+        "steps",
     )  # fmt: skip
 
     def __init__(self, program: Program) -> None:
@@ -89,6 +91,7 @@ class Plan:
         self.launches = tuple(program.launches)
         self.memory = program.memory
         self.guards: Sequence[Expr] = ()
+        self.agrees: Callable[[Mapping[str, int]], bool] | None = None
         self.pinned = False
         self._has_host_steps = any(not isinstance(s.call, Launch) for s in self.steps)
         self._parallel: LaneScheduler | None = None

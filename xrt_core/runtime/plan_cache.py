@@ -63,12 +63,21 @@ class SymbolicEntry(CacheEntry):
 
     def admits(self, parts: Sequence[Any], values: Hashable) -> bool:
         """Whether the plan is for arguments like these."""
+        sizes = self._sizes(parts, values)
+        return sizes is not None and (self.plan.agrees is None or self.plan.agrees(sizes))
+
+    def refuses(self, parts: Sequence[Any], values: Hashable) -> bool:
+        """Whether the plan would be for arguments like these, if sizes agreed that must."""
+        sizes = self._sizes(parts, values)
+        return sizes is not None and self.plan.agrees is not None and not self.plan.agrees(sizes)
+
+    def _sizes(self, parts: Sequence[Any], values: Hashable) -> Mapping[str, int] | None:
         if values != self.values or len(parts) != len(self.dtypes) or any(type(p) is not tuple for p in parts):
-            return False
+            return None
         if tuple([d for d, _ in parts]) != self.dtypes:
-            return False
+            return None
         sizes = self.signature.declared.admits([s for _, s in parts])
-        return sizes is not None and all(g.evaluate(sizes) >= 0 for g in self.plan.guards)
+        return sizes if sizes is not None and all(g.evaluate(sizes) >= 0 for g in self.plan.guards) else None
 
 
 class PlanCache:
@@ -270,6 +279,8 @@ class PlanCache:
             if varying.supersedes:
                 self._supersede(found)
             return found
+        if any(e.refuses(shapes, values) for e in self._symbolic):  # the exact plan says what is wrong
+            return None
         signature = varying.signature_for(shapes, at_once=self._is_behind)
         return None if signature is None else self._new_symbolic(signature, shapes, values, arrays)
 

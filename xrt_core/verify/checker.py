@@ -4,7 +4,10 @@ A result is right if it is within the bounds of `compare` of the host's result i
 takes one run of the host. Only if it is out of bounds does the host run again, on inputs that are off by a few rounding
 steps: what the function makes of rounding then widens the bounds, so that cancelling sums do not count as wrong. What
 is still out of bounds is compared with the host in a wider precision (`reference.run_host`), in the same two steps, for
-the host may be further off than the candidate.
+the host may be further off than the candidate. Last, the host rounds each operation otherwise
+(`reference.run_rounded`): where inputs are whole numbers or rows are constant, it may be exact by luck in what cancels
+for everybody else, as E[x^2] - E[x]^2 of a constant row, and how far a sound implementation may be from the true value
+is seen only so.
 
 Where the host computes on a device, candidates are given arrays that are there and the host's results come from there;
 NumPy's host judges what is out of bounds of those, in a wider precision or in the function's own where that is the
@@ -49,7 +52,7 @@ from xrt_core.verify.compare import (
     tolerance_for,
     widened_for_products,
 )
-from xrt_core.verify.reference import ReferenceExecutor, Values, host_values, run_host, wide_dtype
+from xrt_core.verify.reference import ReferenceExecutor, Values, host_values, run_host, run_rounded, wide_dtype
 
 RUNS: Final = 2
 """Runs of a candidate on each set of inputs, so that results that differ between runs are found."""
@@ -59,6 +62,9 @@ _DRAWN: Final = 64
 
 _NO_DONATION: Final = RunOptions(donate=False)
 _PERTURBATION: Final = 4.0  # rounding steps, of the inputs of the host's second run
+_ROUNDED_BY: Final = 1.0  # rounding steps, of the result of each operation, in the runs that round otherwise
+_OF_ROUNDED: Final = 0.25  # of how far these are off, as a rounding step is the least that moves a float
+_ROUNDED_RUNS: Final = 2
 _FAR: Final = 0.1  # of an element: how far those move that show a chaotic function
 _MANY: Final = 1e-3  # of the elements: so many may, as differences of nearly equal numbers do anywhere
 
@@ -71,9 +77,10 @@ others), and each element in a random one."""
 _POOL_VERSION: Final = 12
 _SIGNS: Final = ((1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0))
 
-_UNIT: Final = frozenset(("Celu", "Elu", "HardSigmoid", "Selu", "Sigmoid"))
+_UNIT: Final = frozenset(("Celu", "Elu", "GRU", "HardSigmoid", "LSTM", "RNN", "Selu", "Sigmoid"))
 """Operators whose results libraries round at the scale of 1, also where all are tiny: one library's logistic function
-is 1/2 plus a polynomial, and an exponential less 1 has the rounding of 1."""
+is 1/2 plus a polynomial, and an exponential less 1 has the rounding of 1. So has the tanh of a recurrent cell that is
+computed as (1 - e) / (1 + e) with e = exp(-2x): on a state of 7.6e-5 one is off by a sixth of a rounding step of 1."""
 
 _MOST_OPERANDS: Final = 16
 """Results of elementwise operators on more arrays than these are judged by their largest element."""
@@ -131,6 +138,7 @@ class ResultChecker:
         self._wide: list[np.ndarray] | None = None
         self._off: list[np.ndarray] | None = None
         self._off_on_cpu: list[np.ndarray] | None = None
+        self._otherwise: list[np.ndarray] | None = None
         self._moved: tuple[Values, Values] | None = None
         self._dtypes = float_dtypes(function.body)
         self._rounding = Rounding(function.body, on_grid=on_grid)
@@ -147,7 +155,7 @@ class ResultChecker:
         other.inputs = tuple(_read_only(x) for x in inputs)
         other.host_runs = 0
         other._own = None if results is None else [np.asarray(r) for r in results]
-        other._wide = other._off = other._off_on_cpu = other._moved = None
+        other._wide = other._off = other._off_on_cpu = other._otherwise = other._moved = None
         return other
 
     def expected(self) -> list[np.ndarray]:
@@ -295,7 +303,8 @@ class ResultChecker:
         jump = self._rounding.jumps.get(v)
         scale = 1.0 if v in self._unit else 0.0
         sizes = self._sizes(v, got.shape)
-        for reference, moved in ((self.expected, self._perturbed), (self.widened, self._perturbed_on_cpu)):
+        steps = (self.expected, self._perturbed), (self.widened, self._perturbed_on_cpu), (self.widened, self._rounded)
+        for reference, moved in steps:
             found = compare(got, reference()[k], tolerance, scale=scale, sizes=sizes)
             if found.is_right or got.shape != reference()[k].shape:
                 break
@@ -405,6 +414,21 @@ class ResultChecker:
             except XRTError:
                 self._off_on_cpu = self.widened()
         return self._off_on_cpu
+
+    def _rounded(self) -> list[np.ndarray]:
+        """For each element of the results, of a few runs that round otherwise, what is furthest from the true value."""
+        if self._otherwise is None:
+            rng = np.random.default_rng(self._seed)
+            true = [_wide(x) if x.dtype.kind != "c" else x for x in self.widened()]
+            found = self.widened()
+            try:
+                self.host_runs += 1 + _ROUNDED_RUNS
+                for results in run_rounded(self.function, self.inputs, rng, _ROUNDED_BY, _ROUNDED_RUNS):
+                    found = [_further(a, b, t) for a, b, t in zip(found, results, true, strict=True)]
+            except XRTError:
+                found = self.widened()
+            self._otherwise = [_towards(t, x) for t, x in zip(true, found, strict=True)]
+        return self._otherwise
 
     def _perturbed_inputs(self) -> list[np.ndarray]:
         rng = np.random.default_rng(self._seed)
@@ -677,6 +701,33 @@ def _wide(x: Any) -> np.ndarray:
 def _eps(dtype: np.dtype) -> float:
     finfo: Any = ml_dtypes.finfo
     return float(finfo(dtype).eps)
+
+
+def _further(a: np.ndarray, b: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """Of each two elements the one that is further from the true one; what is not finite where that is, or the other
+    way round, is furthest."""
+    if not float_like(b.dtype):
+        return b
+    with np.errstate(all="ignore"):
+        ours, theirs = _wide(a), _wide(b)
+        far, further = (
+            np.where(np.isfinite(x - true), np.abs(x - true), np.where(_alike(x, true), 0.0, np.inf))
+            for x in (ours, theirs)
+        )
+        return np.where(further > far, theirs, ours)
+
+
+def _towards(true: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The share `_OF_ROUNDED` of the way from the true elements to those of `x`, where both are finite."""
+    if not float_like(x.dtype):
+        return x
+    with np.errstate(all="ignore"):
+        nearer = true + _OF_ROUNDED * (_wide(x) - true)
+        return np.where(np.isfinite(nearer), nearer, _wide(x))
+
+
+def _alike(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.asarray((x == y) | (np.isnan(x) & np.isnan(y)))
 
 
 def _read_only(x: np.ndarray) -> np.ndarray:

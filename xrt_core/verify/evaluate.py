@@ -24,7 +24,7 @@ from xrt_core.ir.op_traits import traits_of
 from xrt_core.runtime.arrays import Range
 from xrt_core.verify.autotune import Stopwatch, Tuning, tune
 from xrt_core.verify.checker import Check, ResultChecker
-from xrt_core.verify.inputs import EDGES, NONFINITE, SEQUENCE, Kind, are_beyond, synthesize_inputs
+from xrt_core.verify.inputs import DEGENERATE, EDGES, NONFINITE, SEQUENCE, Kind, are_beyond, synthesize_inputs
 from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
 from xrt_core.verify.reference import ON_CPU, ReferenceExecutor
 from xrt_core.verify.subgraph import Run, run_pieces
@@ -35,6 +35,9 @@ __all__ = ["Candidate", "EvaluationSettings", "evaluate"]
 
 _NO_DONATION: Final = RunOptions(donate=False)
 _SHOWN: Final = 5
+
+_ISOLATIONS: Final = 3
+"""Of the faults of a candidate: the parts that are left may be wrong on the edges, and each is a case of its own."""
 
 EDGE_SECONDS: Final = 0.05
 """Of the host's fastest run, up to which candidates are checked on the edges as well."""
@@ -268,7 +271,7 @@ class _Evaluation:
                 self.finite_only |= not check.is_right
             elif ranges and checker.is_chaotic:
                 continue
-            elif not check.is_right and not check.is_doubtful and is_informative:
+            elif not check.is_right and not check.is_doubtful and (is_informative or kind in DEGENERATE):
                 self.checkers.append(checker)  # for the isolation of the fault
                 return check
         return found
@@ -324,17 +327,29 @@ class _Evaluation:
         return self._wasted + sum(r.host_runs for r in self.checkers)
 
     def _isolated(self, candidate: Candidate, reason: str, compiles: bool) -> _Accepted | None:
+        """The parts of a candidate that are right, also on the edges: what those show is one more case to isolate."""
         self._checker(0)
-        with self._timed("correct"):
-            isolator = self._isolator(candidate, Budget(self.settings.max_compiles, self.until, self.clock))
-            isolator.reject_whole(reason)
-            found = isolator.isolate(compiles=compiles)
-        for i, why in found.offenders.items():
-            self.errors.append(f"{candidate.engine}: {label(self.function, i)}: {why}")
-        if not found.kept:
+        for _ in range(_ISOLATIONS):
+            with self._timed("correct"):
+                isolator = self._isolator(candidate, Budget(self.settings.max_compiles, self.until, self.clock))
+                isolator.reject_whole(reason)
+                found = isolator.isolate(compiles=compiles)
+            offenders = [f"{candidate.engine}: {label(self.function, i)}: {why}" for i, why in found.offenders.items()]
+            self.errors.extend(e for e in offenders if e not in self.errors)
+            if not found.kept:
+                return None
+            made = _Accepted(candidate, found.pieces, found.executables, "")
+            pieces = _Pieces(self._run_of(made))
+            with self._timed("verify"):
+                check = self._check_edges(candidate, pieces, Check(""))
+            if check.is_right:
+                break
+            self.errors.append(f"{candidate.engine}: in pieces: {check.reason}")
+        else:
             return None
-        made = _Accepted(candidate, found.pieces, found.executables, self._summary(found, reason))
-        stressed = self._stressed(made, _Pieces(self._run_of(made)))
+        finite = ", for finite inputs only" if self.finite_only else ""
+        made = replace(made, note=self._summary(found, reason) + finite)
+        stressed = self._stressed(made, pieces)
         if stressed.reason:
             self.errors.append(f"{candidate.engine}: {stressed.reason}")
             return None

@@ -17,14 +17,19 @@ from xrt_core.ir.types import float_like
 from xrt_core.runtime.arrays import Range
 from xrt_core.verify.value_ranges import FREE, ValueConstraint, infer_constraints, is_synthesizable
 
-Kind = Literal["normal", "ties", "large", "gentle", "damped", "small", "constant", "nonfinite", "nan", "infinite"]
+Kind = Literal[
+    "normal", "ties", "large", "gentle", "damped", "small", "constant", "zero", "negative", "nonfinite", "nan",
+    "infinite",
+]
 """normal: normally distributed floats. ties: few distinct values, zero among them, and the ends of 8-bit integers.
 large: normal, eight times as large. gentle: floats from 0.5 to 1.5, for which even unknown graphs rarely give NaN or
 infinity. damped: normal, but a matrix is divided by the root of its longer side, as networks' weights are when they are
 made: products of such matrices neither grow nor vanish. small: normal, a thousandth as large. constant: each channel
 (axis 1; of a matrix or vector, each row) is one number that no sum of it divides exactly, for normalisations of what
-does not vary. nonfinite: normal, with a few NaN and infinities, wherever floats are no integers. nan, infinite: half of
-the elements are, at random places."""
+does not vary. zero, negative: no float is anything else where the operators allow it, for what divides by a norm, a
+range or a maximum: the NaN that comes of that arises inside, where no check of the inputs sees it. nonfinite: normal,
+with a few NaN and infinities, wherever floats are no integers. nan, infinite: half of the elements are, at random
+places."""
 
 NONFINITE: Final[tuple[Kind, ...]] = ("nonfinite", "nan", "infinite")
 """The kinds that are no numbers. A few show what becomes of them and of others in one reduction, many whether they are
@@ -36,7 +41,10 @@ KINDS: Final[tuple[Kind, ...]] = tuple(k for k in get_args(Kind) if k not in NON
 SEQUENCE: Final[tuple[Kind, ...]] = ("normal", "ties", "gentle")
 """The order in which they are used for verification."""
 
-EDGES: Final[tuple[Kind, ...]] = ("small", "constant")
+DEGENERATE: Final[tuple[Kind, ...]] = ("zero", "negative")
+"""The kinds of which a function may make NaN alone, which must be NaN on every engine."""
+
+EDGES: Final[tuple[Kind, ...]] = ("small", "constant", *DEGENERATE)
 """Checked after those, where the host is quick: what libraries were seen to get wrong on them only."""
 
 _LEVELS: Final = (-1.5, -0.7, 0.0, 0.0, 0.3, 0.7, 1.5)
@@ -126,6 +134,8 @@ def _floats(
         for share in (8.0 * float(info(dtype).eps), 1.0):  # what rounding to the dtype moves out goes to the middle
             edge = np.asarray(values).astype(dtype).astype(np.float64)
             values = np.where((edge < a) | (edge > b), values + share * ((a + b) / 2.0 - values), values)
+    elif kind == "zero":
+        values = np.zeros(shape)
     elif kind == "gentle":
         values = 0.5 + rng.random(shape)
     elif kind == "ties":
@@ -134,6 +144,8 @@ def _floats(
         values = rng.standard_normal(shape) * {"large": 8.0, "small": 1e-3}.get(kind, 1.0)
         if kind == "damped" and len(shape) > 1:
             values = values / math.sqrt(max(*shape[-2:], 1))
+        if kind == "negative":
+            values = -np.abs(values)
     values = np.asarray(values)
     if kind == "constant" and len(shape) > 1:
         values = np.broadcast_to(_one_a_channel(values), shape)

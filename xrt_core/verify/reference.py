@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 
 from xrt_core.errors import BrokenContextError, XRTError
@@ -15,7 +16,7 @@ from xrt_core.host.executor import run_node
 from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.op_traits import traits_of
+from xrt_core.ir.op_traits import draws_random, is_discontinuous, is_exact, traits_of
 from xrt_core.ir.types import TensorType, float_like
 from xrt_core.kernels.namespace import narrow
 from xrt_core.runtime.arrays import to_numpy
@@ -113,6 +114,52 @@ def _run_wide(body: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         for v in last.get(i, ()):
             env.pop(v, None)
     return [_lift(v.data, to) if v.data is not None else env[v] for v in body.outputs]
+
+
+def run_rounded(
+    function: Function, inputs: Sequence[np.ndarray], rng: np.random.Generator, steps: float, runs: int
+) -> list[list[np.ndarray]]:
+    """The results of `runs` runs on the host in which every operator that rounds does so otherwise: its floating
+    results are off by up to `steps` rounding steps, at random (Monte Carlo arithmetic: Parker, 1997, "Monte Carlo
+    Arithmetic: exploiting randomness in floating-point arithmetic").
+
+    What that makes of a result is what another order of the same operations may make of it, also where the inputs are
+    whole numbers or constant rows. What jumps (`is_discontinuous`), and what draws random numbers, is computed from
+    what was not moved. Takes the time of one run more. Raises XRTError if the host fails.
+    """
+    body = function.body
+    last = _last_uses(body)
+    plain: dict[Value, Any] = dict(zip(body.inputs, inputs, strict=True))
+    moved = [dict(plain) for _ in range(runs)]
+    for i, node in enumerate(body.nodes):
+        exact = _values_of(node, plain)
+        stays = is_discontinuous(node) or draws_random(node)
+        for values in moved:
+            results = exact if stays else _values_of(node, values)
+            if not stays and not is_exact(node):
+                results = [_off(r, rng, steps) for r in results]
+            values.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
+        plain.update((v, r) for v, r in zip(node.outputs, exact, strict=False) if v is not None)
+        for v in last.get(i, ()):
+            for values in (plain, *moved):
+                values.pop(v, None)
+    return [[v.data if v.data is not None else values[v] for v in body.outputs] for values in moved]
+
+
+def _values_of(node: Node, values: Mapping[Value, Any]) -> Sequence[Any]:
+    if node.attributes and node.subgraphs:
+        return _run_control(node, lambda v: v.data if v.data is not None else values[v])
+    given = [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
+    return [np.asarray(r) for r in run_node(node, given)]
+
+
+def _off(x: Any, rng: np.random.Generator, steps: float) -> Any:
+    if not isinstance(x, np.ndarray) or not float_like(x.dtype):
+        return x
+    finfo: Any = ml_dtypes.finfo
+    with np.errstate(all="ignore"):
+        noise = steps * float(finfo(x.dtype).eps) * rng.uniform(-1.0, 1.0, x.shape)
+        return np.asarray(x.astype(np.float64) * (1.0 + noise)).astype(x.dtype)
 
 
 def wide_dtype(body: Graph) -> np.dtype:

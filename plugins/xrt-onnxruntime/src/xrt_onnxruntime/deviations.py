@@ -134,8 +134,12 @@ def _windows(node: Node) -> str | None:
 
 def _cast(node: Node) -> str | None:
     y = node.outputs[0]
-    scale = y is not None and y.dtype is not None and y.dtype.name == "float8_e8m0fnu"
-    return "onnxruntime casts negative numbers to the least float8e8m0" if scale else None
+    if y is not None and y.dtype is not None and y.dtype.name == "float8_e8m0fnu":
+        return "onnxruntime casts negative numbers to the least float8e8m0"
+    x = _input(node, 0)
+    if y is not None and y.dtype == np.uint32 and x is not None and x.dtype is not None and x.dtype.kind in "fV":
+        return "what onnxruntime makes of floats that uint32 does not hold depends on their place in the array"
+    return None
 
 
 def _mean_variance(node: Node) -> str | None:
