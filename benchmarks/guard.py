@@ -97,10 +97,7 @@ def overhead() -> None:
         launch.record.move(State.READY)
         launch.go_live(executable, "")
 
-    def checked(arrays: Sequence[Any]) -> Sequence[Any]:
-        return check.results(executable.run(check.inputs(arrays)))
-
-    calls: list[Callable[[Any], Any]] = [executable.run, checked, plain, guarded, noted]
+    calls: list[Callable[[Any], Any]] = [executable.run, check.around(executable.run), plain, guarded, noted]
     arguments = [x, x]
     times = interleaved([partial(call, arguments) for call in calls], rounds=60, calls=10_000)
     bare, alone, unguarded, live, in_notes = (t.median * 1e9 for t in times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import gc
 import logging
@@ -73,6 +74,16 @@ def test_defaults_may_be_left_out_or_overridden() -> None:
     assert m.optional_inputs == ("y",)
 
 
+def test_a_mapping_that_makes_what_is_missing_is_not_asked_for_it() -> None:
+    """Inputs are what it has, by whatever kind of mapping."""
+    made = collections.defaultdict(lambda: Y, {"z": X})
+    m = unary()
+    with pytest.raises(InputError, match="unknown input 'z'"):
+        m.run(made)
+    assert list(made) == ["z"]
+    np.testing.assert_array_equal(m.run(collections.ChainMap({"x": X}))["y"], [1, 0])
+
+
 def test_names_that_are_no_identifiers() -> None:
     """Any string is a name: with colons and slashes, `self`, and none at all."""
     a, b, c = f32("model/a:0", 2), f32("self", 2), f32("", 2)
@@ -97,6 +108,29 @@ class Unreadable:
 
     def __array__(self, *args: Any, **options: Any) -> np.ndarray:
         raise RuntimeError("no __array__")
+
+
+def test_signatures_that_take_turns() -> None:
+    """What answered last is looked at first, and taken for calls of the same types, shapes and dtypes alone."""
+    m = unary("Neg", "n")
+    for a in (X, np.arange(3, dtype=np.float32), X, X, np.zeros(0, np.float32), X[None][0]):
+        np.testing.assert_array_equal(m(a), -a)
+    with pytest.raises(InputError, match="dtype float64 given"):
+        m(X.astype(np.float64))
+    with pytest.raises(InputError, match=r"shape \[1, 2\] given"):
+        m(X[None])
+    np.testing.assert_array_equal(m(X), -X)
+
+
+def test_a_dropped_plan_does_not_answer() -> None:
+    """The call that was bound to it is not taken any more, though it was the last one."""
+    m = unary("Neg", "n")
+    m(X), m(X)
+    plans = m._known_caller().plans
+    (old,) = plans.plans()
+    plans.clear("test")
+    np.testing.assert_array_equal(m(X), -X)
+    assert plans.plans() != [old]
 
 
 WRONG = [

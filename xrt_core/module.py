@@ -323,7 +323,9 @@ class XRTModule(GuardedModule):
         """
         if self._calibration.active is not None:
             self._record(self._calibration.active, (), _mapping(inputs))
-        return self._source.run(_mapping(inputs), None if results is None else _mapping(results))
+        if results is None:
+            return self._source.run(inputs if type(inputs) is dict else _mapping(inputs))
+        return self._source.run(_mapping(inputs), _mapping(results))
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> Binding:
         """Return a call without arguments that runs the model on these arrays as often as it is called.

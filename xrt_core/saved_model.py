@@ -139,7 +139,7 @@ class SavedModel(Struct, frozen=True):
                 declared = Declared(tuple(saved.inputs), dims, symbols)
             yield inputs, SymbolicSignature(declared, saved.sizes)
 
-    def restore_buckets(self, bind: Callable[[Inputs], tuple[CompiledGraph, list[Any]]]) -> None:
+    def restore_buckets(self, bind: Callable[[Inputs], tuple[CompiledGraph, Sequence[Any]]]) -> None:
         """Make each saved bucket. bind: inputs -> what runs them, and its arrays."""
         for saved in self.info.buckets:
             with reading(f"{self.file.path}: a saved bucket", CacheError):

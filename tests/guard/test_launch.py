@@ -160,7 +160,7 @@ def test_live_after_probation() -> None:
 
 @pytest.mark.parametrize("shadow", [0, None])
 def test_a_live_call_enters_few_functions(shadow: int | None) -> None:
-    """The launch, its check of inputs and of results, and the run: after other work each one takes a microsecond."""
+    """The launch, its checks, which are one, and the run: after other work each one takes a microsecond."""
     launch = live(Does(lambda i: [i[0] + i[1]]), settings=_with(shadow=shadow))
     for _ in range(SETTINGS.probation + 5):
         launch([X, X])
@@ -176,7 +176,7 @@ def test_a_live_call_enters_few_functions(shadow: int | None) -> None:
         launch([X, X])
     finally:
         sys.setprofile(None)
-    assert entered == ["__call__", "call", "inputs", "run", "<lambda>", "results"]
+    assert entered == ["__call__", "call", "checked", "run", "<lambda>"]
 
 
 WRONG: dict[str, Callable[[Sequence[Any]], Any]] = {

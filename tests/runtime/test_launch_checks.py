@@ -49,6 +49,63 @@ def test_results_of_fixed_types_are_known_by_class_and_number() -> None:
     assert found[1] is not shared
 
 
+KEPT = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(lambda xs: [xs[0]], id="an input"),
+        pytest.param(lambda xs: [xs[0][:]], id="a view of an input"),
+        pytest.param(lambda xs: [KEPT], id="an array that the engine keeps"),
+        pytest.param(lambda xs: [KEPT[:]], id="a view of that"),
+        pytest.param(lambda xs: [np.zeros(8, np.float32)[::2]], id="not contiguous"),
+        pytest.param(lambda xs: [np.broadcast_to(np.float32(1), 4)], id="read-only"),
+    ],
+)
+def test_both_checks_as_one_function_copy_what_is_not_the_callers(run: Any) -> None:
+    """As the two do, one after the other; and they see that an input is not written into."""
+    x = _value("x", F, 4)
+    check = LaunchCheck(_function([x], _apply("Neg", x)), "some")
+    given = np.arange(4, dtype=np.float32)
+    for call in (check.around(run), lambda arrays: check.results(run(check.inputs(arrays)))):
+        (found,) = call([given])
+        assert found.flags.carray
+        assert not any(np.shares_memory(found, a) for a in (given, KEPT))
+
+
+def test_both_checks_as_one_function() -> None:
+    """A fresh result comes as it is, also in a tuple's place or among several; inputs are read-only; what does not fit
+    is refused; results that somebody else has as well are copied."""
+    x = _value("x", F, 4)
+    check = LaunchCheck(_function([x], _apply("Neg", x)), "some")
+    made: list[int] = []
+
+    def fresh(xs: Any) -> Any:
+        assert not xs[0].flags.writeable
+        result = xs[0] + 1
+        made.append(id(result))
+        return [result]
+
+    given = np.zeros(4, np.float32)
+    assert id(check.around(fresh)([given])[0]) == made[0]
+    assert id(check.around(lambda xs: tuple(fresh(xs)))([given])[0]) == made[1]
+    held: list[np.ndarray] = []
+
+    def shared(xs: Any) -> Any:
+        held[:] = [xs[0] + 1]
+        return held
+
+    (found,) = check.around(shared)([given])
+    assert not np.shares_memory(found, held[0])
+    for bad in ([np.zeros(3, np.float32)], [np.zeros(4)], [], None, [given, given]):
+        with pytest.raises(WrongResults):
+            check.around(lambda xs, bad=bad: bad)([given])  # type: ignore[misc]
+    both = LaunchCheck(_function([x], _apply("Split", x, outputs=2, num_outputs=2)), "some")
+    results = both.around(lambda xs: [xs[0][:2] + 1, xs[0][2:] + 1])([given])
+    assert [r.base is None and r.flags.carray for r in results] == [True, True]
+
+
 def test_indices_that_the_caller_has_checked_are_not_checked_again() -> None:
     """NumPy's arrays, which callers check; those of other libraries are."""
     from xrt_core.training.checks import IndexRange, without_checked

@@ -39,8 +39,8 @@ def called(plans: PlanCache, key: Any) -> Any:
     found = plans.calls.get(key)
     if found is None:
         return None
-    found[1].used = plans.clock()
-    return found[0]
+    found.entry.used = plans.clock()
+    return found.call
 
 
 def test_a_bound_call_keeps_its_plan() -> None:

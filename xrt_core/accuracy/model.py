@@ -126,7 +126,7 @@ class BudgetedModel:
         """See `ImportedModel`."""
         return self.exact.optional
 
-    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, Sequence[Any]]:
         """See `ImportedModel.bind`."""
         return self._answering.bind(args, named)
 

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +38,7 @@ from xrt_core.runtime.arrays import from_numpy, is_array, plain_arrays, texts_of
 from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
 from xrt_core.runtime.into import put, wanted_of
 from xrt_core.runtime.launch import Launch
-from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache, SymbolicEntry
+from xrt_core.runtime.plan_cache import Bound, BoundCall, CacheEntry, PlanCache, SymbolicEntry
 from xrt_core.runtime.recording import Timeline
 from xrt_core.runtime.varying import declared_shapes
 
@@ -68,6 +69,7 @@ class CompiledGraph:
         self.plans: PlanCache = pipeline.plan_cache(self.captured, declared=self.declared)
         self._calls, self._clock = self.plans.calls, self.plans.clock
         self._last: CacheEntry | None = None
+        self._recent: tuple[tuple[Any, ...], Bound | None] = ((), None)  # the last bound call, with its key
         self._by_value = bool(self.plans.by_value)
         self._texts = [
             i for i, v in enumerate(self.graph.inputs) if isinstance(v.type, TensorType) and v.type.dtype == STRING
@@ -134,18 +136,30 @@ class CompiledGraph:
         """Return the results, as arrays of the first array's library. Raises InputError for unsuitable arguments."""
         if self._texts:
             arrays = self._with_texts(arrays)
+        key: Hashable = None
+        parts, found = self._recent
         try:
-            key: Hashable = tuple([(type(a), a.shape, a.dtype) for a in arrays])
-            if self._by_value:
-                key = key, self.plans.values(arrays)
-            found = self._calls.get(key)
+            if found is not None and found.is_bound:  # a third of what it takes to make the key and look it up
+                for i, a in enumerate(arrays):
+                    kind, shape, dtype = parts[i]
+                    if type(a) is not kind or a.shape != shape or a.dtype is not dtype:
+                        found = None
+                        break
+            else:
+                found = None
+            if found is None:
+                parts = key = tuple([(type(a), a.shape, a.dtype) for a in arrays])
+                if self._by_value:
+                    key = key, self.plans.values(arrays)
+                found = self._calls.get(key)
+                if found is not None and not self._by_value:
+                    self._recent = parts, found
         except Exception:  # an omitted input, a sequence, or not an array that can be read
             key = found = None
         if found is None:
             return self._unbound(arrays, key)
-        call, entry = found
-        entry.used = self._clock()
-        return call(arrays)
+        found.entry.used = self._clock()
+        return found.call(arrays)
 
     def _unbound(self, arrays: Sequence[Any], key: Hashable) -> list[Any]:
         """Slow path: a signature that is not bound yet, or that types and shapes alone do not identify."""
@@ -157,8 +171,8 @@ class CompiledGraph:
             key = self.key(arrays)
             found = None if key is None else self._calls.get(key)
             if found is not None:
-                found[1].used = self._clock()
-                return found[0](arrays)
+                found.entry.used = self._clock()
+                return found.call(arrays)
         return self.prepare(arrays, key)(arrays)
 
     def run_into(self, arrays: Sequence[Any], names: Sequence[str], results: Mapping[str, Any]) -> list[Any]:
@@ -173,8 +187,8 @@ class CompiledGraph:
         if found is None:
             call = self.prepare(plain, key)
         else:
-            call, entry = found
-            entry.used = self._clock()
+            call = found.call
+            found.entry.used = self._clock()
         made = call(plain, wanted) if isinstance(call, DeviceCall) else call(plain)
         filled = [r if x is None else put(r, x, n) for r, x, n in zip(made, wanted, names, strict=True)]
         if back is None:
@@ -191,12 +205,11 @@ class CompiledGraph:
             self._last, self._last_found = self.plans.entry_for(self.checked(arrays)), None
             plan = self._last.plan
             assert isinstance(plan, Planned)
-            found = bind(plan, arrays, plan.engines, *plan.host, as_is=True), self._last
+            found = Bound(bind(plan, arrays, plan.engines, *plan.host, as_is=True), self._last)
             if key is not None:
-                self.plans.bind(key, found[0], plan, self._last)
-        call, entry = found
-        entry.used = self._clock()
-        return call(arrays)
+                self.plans.bind(key, found.call, plan, self._last)
+        found.entry.used = self._clock()
+        return found.call(arrays)
 
     def repeated(self) -> BoundCall:
         """`run_as_is` as a function of arrays whose shapes and dtypes are the same in all calls: only their types are
@@ -244,18 +257,23 @@ class CompiledGraph:
         wanted = [results.get(n) for n in names] if results else []
         self.prepare(arrays, parts)
         there = [(n, a, a.shape) for n, a in zip(self.names, arrays, strict=True) if a is not None]
+        clock, by_value = self._clock, self._by_value
+        found: Bound | None = None
 
         def run() -> list[Any]:
+            nonlocal found
             for name, a, shape in there:
                 if a.shape != shape:
                     raise InputError(f"input {name!r}: shape {list(a.shape)}, it was bound with {list(shape)}")
-            key = (parts[0], self.plans.values(arrays)) if self._by_value else parts
-            found = self._calls.get(key)
-            if found is None:  # its plan was replaced or dropped
+            if found is None or by_value or not found.is_bound:
+                key = (parts[0], self.plans.values(arrays)) if by_value else parts
+                found = self._calls.get(key)
+            now = found
+            if now is None:  # its plan was replaced or dropped
                 call = self.prepare(arrays, key)
             else:
-                call, entry = found
-                entry.used = self._clock()
+                call = now.call
+                now.entry.used = clock()
             if not wanted:
                 return call(arrays)
             made = call(arrays, wanted) if isinstance(call, DeviceCall) else call(arrays)
@@ -348,7 +366,7 @@ class CompiledGraph:
         self._last = bucket.inner._last
         key = self.key(arrays) if key is None else key
         if key is not None and self._last is not None:
-            self._calls[key] = call, self._last
+            self._calls[key] = Bound(call, self._last)
             old = buckets.keep(key)
             if old is not None:
                 self._calls.pop(old, None)
@@ -376,7 +394,7 @@ class CompiledGraph:
 
     def forget(self, reason: str) -> None:
         """Let all plans and their executables go."""
-        self._last = None
+        self._last, self._recent = None, ((), None)
         self.plans.clear(reason)
 
     def on_host(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
@@ -615,6 +633,7 @@ class ImportedModel:
         required = len(self._required)
         # exactly this number of positional arguments matches the inputs of the plain caller: no binding needed
         self._plain_count = -1 if any(i < required for i in self._defaults) else required
+        self._pick = _picker(self._required)
 
     @property
     def input_types(self) -> dict[str, ValueType | None]:
@@ -637,18 +656,24 @@ class ImportedModel:
     def run(self, inputs: Mapping[str, Any], results: Mapping[str, Any] | None = None) -> dict[str, Any]:
         caller, arrays = self.bind((), inputs)
         names = self.output_names
-        return dict(zip(names, caller.run_into(arrays, names, results) if results else caller(arrays), strict=True))
+        made = caller.run_into(arrays, names, results) if results else caller(arrays)
+        return {names[0]: made[0]} if self._single else dict(zip(names, made, strict=True))
 
     def run_as_is(self, inputs: Mapping[str, Any]) -> list[Any]:
         """See `CompiledGraph.run_as_is`."""
         caller, arrays = self.bind((), inputs)
         return caller.run_as_is(arrays)
 
-    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, Sequence[Any]]:
         """Return the CompiledGraph for the given inputs, and one argument per input of it (None: omitted)."""
-        if not args and len(named) == len(self._required) and all(name in named for name in self._required):
-            self.caller = self.plain  # fast path: a model may list every weight as an optional input
-            return self.plain, [named[name] for name in self._required]
+        if not args and type(named) is dict and len(named) == len(self._required):
+            try:  # a model may list every weight as an optional input
+                taken: Sequence[Any] | None = self._pick(named)
+            except KeyError:
+                taken = None
+            if taken is not None:
+                self.caller = self.plain
+                return self.plain, taken
         count = len(self._inputs)
         if len(args) > count:
             raise InputError(f"{len(args)} inputs given, the model takes {count}: {input_list(self._inputs)}")
@@ -692,6 +717,17 @@ class ImportedModel:
         return self._callers.get_or_make(
             given, lambda: CompiledGraph(bind_defaults(self._graph, given), self._pipeline, self.shapes)
         )
+
+
+def _picker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
+    """The function that takes the values of these names out of a dict, in C where there are several. It raises
+    KeyError."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    if names:
+        (name,) = names
+        return lambda named: (named[name],)
+    return lambda named: ()
 
 
 _MISSING: Any = object()

@@ -95,7 +95,7 @@ class TracedModel:
         back_again = made if back is None else [given.get(n, r) for n, r in zip(names, back(made), strict=True)]
         return dict(zip(names, back_again, strict=True))
 
-    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, Sequence[Any]]:
         """Return the CompiledGraph for the signature of these arguments, and its input arrays."""
         (caller, _), arrays = self._bind(*plain_arguments(args, named)[:2])
         return caller, arrays

@@ -175,7 +175,7 @@ class GuardedLaunch(Launch):
             if self.record.state is not State.LIVE:
                 self.record.restate(f"cancelled: {reason}")
             self._call = self._from_host
-            self.executable = self._direct = self.note = None
+            self.executable = self._direct = self._checked = self.note = None
             cancel, self.cancel = self.cancel, None
         self.record.settled.set()
         if cancel is not None:
@@ -322,10 +322,7 @@ class GuardedLaunch(Launch):
         record, check, execute, timed = self.record, self._check, direct(executable), self._timed
         checks = self.input_checks
 
-        accepted = check.fixed_results if executable.fixed_results else check.results
-
-        def run(arrays: Arrays) -> Arrays:
-            return accepted(execute.run(check.inputs(arrays)))
+        run = check.around(execute.run, executable.fixed_results)
 
         def run_symbolic(arrays: Arrays) -> Arrays:
             now = check.at(arrays)
@@ -360,7 +357,7 @@ class GuardedLaunch(Launch):
             return general
         first = schedule.begin if schedule.is_on else -1  # what is the last right call before any comparison
         violates = None if checks is None else checks.violates
-        execute_run, enter, leave, last = execute.run, check.inputs, accepted, Note.THREADS - 1
+        last = Note.THREADS - 1
 
         def call(arrays: Arrays) -> Arrays:
             """What `general` does for a call that is neither compared nor timed, in one function: each inner one would
@@ -374,7 +371,7 @@ class GuardedLaunch(Launch):
             i = get_ident() >> 12 & last
             try:
                 marks[i] = number & 127 | 128
-                return leave(execute_run(enter(arrays)))
+                return run(arrays)
             except BaseException as e:
                 failure, kind = _failure_of(e, self.engine)
             finally:

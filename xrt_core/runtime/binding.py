@@ -68,6 +68,8 @@ def bind(
             engine = e.engine
             failure = engine_failure(e, engine)
         else:
+            if len(results) == 1 and type(results[0]) is plain and type(results) is list:
+                return results
             try:
                 for r in results:
                     read.append(r if type(r) is plain else out(r))

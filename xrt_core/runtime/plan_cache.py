@@ -80,13 +80,24 @@ class SymbolicEntry(CacheEntry):
         return sizes if sizes is not None and all(g.evaluate(sizes) >= 0 for g in self.plan.guards) else None
 
 
+class Bound:
+    """A call that is bound to the plan of an entry. is_bound: False from when it is not any more."""
+
+    __slots__ = ("call", "entry", "is_bound")
+
+    def __init__(self, call: BoundCall, entry: CacheEntry) -> None:
+        self.call = call
+        self.entry = entry
+        self.is_bound = True
+
+
 class PlanCache:
     """Plans per signature, bounded: the least recently used goes first, and the calls bound to it with it.
 
     A body of control flow has one, and so has every graph that is called with arrays (`CompiledGraph`).
 
     graph: the captured graph.
-    calls: key -> bound call and its entry; whoever runs one marks the entry as used: `entry.used = clock()`.
+    calls: by key; whoever runs one marks its entry as used: `entry.used = clock()`.
     make: makes a plan; a signature is planned once, also where many threads ask for it at the same time.
     by_value: indices of inputs that belong to the signature by value (shape-determining ones); inputs that turn out
         larger than `max_by_value` elements do not.
@@ -134,7 +145,7 @@ class PlanCache:
         self._to_host = to_host
         self._planned = 0
         self._entries: dict[Hashable, CacheEntry] = {}
-        self.calls: dict[Hashable, tuple[BoundCall, CacheEntry]] = {}
+        self.calls: dict[Hashable, Bound] = {}
         self.clock = itertools.count(1).__next__
         self._lock = threading.Lock()
         self._making: dict[Hashable, threading.Lock] = {}
@@ -149,7 +160,7 @@ class PlanCache:
             while len(entry.calls) >= (_MOST_CALLS if isinstance(entry, SymbolicEntry) else self._max):
                 self._unbind(entry, next(iter(entry.calls)))
             entry.calls[key] = None
-            self.calls[key] = call, entry
+            self.calls[key] = Bound(call, entry)
 
     # --- plans ----------------------------------------------------------------------------------------------------
 
@@ -463,7 +474,8 @@ class PlanCache:
     def _unbind(self, entry: CacheEntry, key: Hashable) -> None:
         del entry.calls[key]
         found = self.calls.get(key)
-        if found is not None and found[1] is entry:
+        if found is not None and found.entry is entry:
+            found.is_bound = False
             del self.calls[key]
 
     def _variants(self, shapes: Any) -> int:

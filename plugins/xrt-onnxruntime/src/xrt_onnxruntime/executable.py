@@ -44,10 +44,11 @@ class OnnxRuntimeExecutable(Executable):
         source: OnnxModel | bytes,
     ) -> None:
         self._session = session
-        self._call = session.run
+        self._run = _toolkit.runner_of(session)
         self._params = tuple(entry_params)
         self._returns = tuple(return_params)
         self._inputs = tuple(inputs)
+        self._only = self._inputs[0] if len(self._inputs) == 1 else None
         self._outputs = list(outputs)
         self._compiler = compiler
         self._source = source  # what the session was made of, or its serialised form; holds the constants that it reads
@@ -64,10 +65,12 @@ class OnnxRuntimeExecutable(Executable):
         try:
             if self._passed:
                 return self._run_with_copies(inputs)
-            if self._native:
-                results: Sequence[Any] = self._call(self._outputs, dict(zip(self._inputs, inputs, strict=True)))
-                return results
-            return self._run_bound(inputs)
+            if not self._native:
+                return self._run_bound(inputs)
+            if self._only is not None:
+                (x,) = inputs
+                return self._run(self._outputs, {self._only: x}, None)
+            return self._run(self._outputs, dict(zip(self._inputs, inputs, strict=True)), None)
         except Exception as e:
             if any(library_of(type(x)) == "cupy" for x in inputs):  # taken on a GPU, and brought down for the CPU
                 return self.run([x.get() if library_of(type(x)) == "cupy" else x for x in inputs])
@@ -81,7 +84,7 @@ class OnnxRuntimeExecutable(Executable):
         if not self._computed:
             computed: Sequence[Any] = ()
         elif self._native:
-            computed = self._call(self._computed, dict(zip(self._inputs, inputs, strict=True)))
+            computed = self._run(self._computed, dict(zip(self._inputs, inputs, strict=True)), None)
         else:
             computed = self._run_bound(inputs)
         left = iter(computed)
