@@ -224,9 +224,8 @@ class CompiledGraph:
             if found is None:  # the first call, one of other types, or its plan was replaced
                 types, key = now, ("as is", self.key(arrays))
                 return self.run_as_is(arrays)
-            call, entry = found
-            entry.used = self._clock()
-            return call(arrays)
+            found.entry.used = self._clock()
+            return found.call(arrays)
 
         return run
 

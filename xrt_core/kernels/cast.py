@@ -138,8 +138,8 @@ def _halves(xp: Any, x: Any) -> Any:
 def _numpy_converts_alike() -> bool:
     """Whether NumPy's conversions are those of x86-64 here; on other processors they saturate."""
     with np.errstate(all="ignore"):
-        found = [np.full(9, v, np.float32).astype(t) for v in (3e19, -3e19, np.nan) for t in (np.int32, np.int64)]
-    return all(bool((a == np.iinfo(a.dtype).min).all()) for a in found)
+        beyond = np.repeat(np.array([3e19, -3e19, np.nan], np.float32), 9)  # SIMD loops too
+        return all(bool(np.all(beyond.astype(t) == np.iinfo(t).min)) for t in (np.int32, np.int64))
 
 
 
