@@ -97,7 +97,7 @@ def overhead() -> None:
         launch.record.move(State.READY)
         launch.go_live(executable, "")
 
-    calls: list[Callable[[Any], Any]] = [executable.run, check.around(executable.run), plain, guarded, noted]
+    calls: list[Callable[[Any], Any]] = [executable.run, check.around(executable), plain, guarded, noted]
     arguments = [x, x]
     times = interleaved([partial(call, arguments) for call in calls], rounds=60, calls=10_000)
     bare, alone, unguarded, live, in_notes = (t.median * 1e9 for t in times)

@@ -322,7 +322,7 @@ class GuardedLaunch(Launch):
         record, check, execute, timed = self.record, self._check, direct(executable), self._timed
         checks = self.input_checks
 
-        run = check.around(execute.run, executable.fixed_results)
+        run = check.around(execute, executable.fixed_results)
 
         def run_symbolic(arrays: Arrays) -> Arrays:
             now = check.at(arrays)

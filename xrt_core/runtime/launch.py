@@ -146,7 +146,7 @@ class Launch:
             results = check.results(executable.run(check.inputs(arrays)))
             self._fixed = executable.fixed_results and check_at is None
             self._direct = direct(executable)
-            self._checked = check.around(self._direct.run, self._fixed) if check_at is None else None
+            self._checked = check.around(self._direct, self._fixed) if check_at is None else None
             return results
         except BaseException as e:  # whatever an engine raises leads to the fallback
             failure = engine_failure(e, self.engine)
@@ -354,8 +354,9 @@ class LaunchCheck:
             views[i] = arrays[i]
         return views
 
-    def around(self, run: HostRun, fixed: bool = False) -> HostRun:
-        """`run` between `inputs` and `results` (fixed: `fixed_results`), as one function: for calls that are many."""
+    def around(self, executable: Executable, fixed: bool = False) -> HostRun:
+        """Runs of an executable between `inputs` and `results` (fixed: `fixed_results`), as one function: for many
+        calls."""
         donated = tuple(self._donated)
         leave = self.fixed_results if fixed else self.results
         one = self._returns[0] if len(self._returns) == 1 and not fixed and not self._updated else None
@@ -371,8 +372,8 @@ class LaunchCheck:
             for i in donated:
                 views[i] = arrays[i]
             if one is None:
-                return leave(run(views))
-            results = run(views)
+                return leave(executable.run(views))
+            results = executable.run(views)
             is_temporary = _references(results) <= _OF_LOCAL
             if is_temporary and type(results) is list and len(results) == 1 and _ONE + _TINY - _TINY == _ONE:
                 r = results[0]  # what is usual, as `results` looks at it
