@@ -154,6 +154,12 @@ def index_input(node: Node) -> int | None:
     return _INDEX_INPUTS.get((node.domain, node.op_type))
 
 
+def has_checked_input(node: Node) -> bool:
+    """Whether the node has an input whose values are looked at before it runs: an index, or a scale."""
+    key = (node.domain, node.op_type)
+    return key in _INDEX_INPUTS or key in _SCALE_INPUTS
+
+
 def scale_inputs(node: Node) -> tuple[int, ...]:
     """The positions of the inputs that a quantisation divides by: it means something for positive numbers alone."""
     return _SCALE_INPUTS.get((node.domain, node.op_type), ())

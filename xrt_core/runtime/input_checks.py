@@ -1,5 +1,4 @@
-"""Checks of a cluster's inputs in front of its engine: indices in range, scales of quantisations that are positive, and
-floats that are finite where that matters.
+"""Checks of a cluster's inputs in front of its engine: indices in range, positive scales, finite floats where needed.
 
 Libraries do what they like with an index out of range: they clamp it, drop it, read foreign memory or end the process.
 The host raises an error. So each call whose indices leave their range is for the host, and no failure of the engine.

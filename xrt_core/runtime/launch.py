@@ -29,7 +29,7 @@ from xrt_core.engine.forking import each_in_forked_process, keep_for_ever
 from xrt_core.errors import BrokenContextError, EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.ir.function import Function, Parameter, operators_of
-from xrt_core.ir.op_traits import index_input, scale_inputs
+from xrt_core.ir.op_traits import has_checked_input
 from xrt_core.ir.symbols import Declared, shape_for
 from xrt_core.runtime.arrays import family_of, to_numpy
 
@@ -268,8 +268,7 @@ class DeviceLaunch(Launch):
 
 
 def _index_checks(function: Function) -> InputChecks | None:
-    nodes = function.body.nodes
-    if not any(index_input(n) is not None or scale_inputs(n) or (n.attributes and n.subgraphs) for n in nodes):
+    if not any(has_checked_input(n) or (n.attributes and n.subgraphs) for n in function.body.nodes):
         return None
     from xrt_core.runtime.input_checks import input_checks
 
