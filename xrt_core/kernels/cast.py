@@ -137,9 +137,10 @@ def _halves(xp: Any, x: Any) -> Any:
 @functools.cache
 def _numpy_converts_alike() -> bool:
     """Whether NumPy's conversions are those of x86-64 here; on other processors they saturate."""
+    x = np.repeat(np.array((3e19, -3e19, np.nan), np.float32), 9)
     with np.errstate(all="ignore"):
-        beyond = np.repeat(np.array([3e19, -3e19, np.nan], np.float32), 9)  # SIMD loops too
-        return all(bool(np.all(beyond.astype(t) == np.iinfo(t).min)) for t in (np.int32, np.int64))
+        short, long = x.astype(np.int32), x.astype(np.int64)
+    return bool(np.all(short == np.iinfo(np.int32).min) and np.all(long == np.iinfo(np.int64).min))
 
 
 

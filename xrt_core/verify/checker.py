@@ -64,7 +64,7 @@ _NO_DONATION: Final = RunOptions(donate=False)
 _PERTURBATION: Final = 4.0  # rounding steps, of the inputs of the host's second run
 _ROUNDED_BY: Final = 1.0  # rounding steps, of the result of each operation, in the runs that round otherwise
 _OF_ROUNDED: Final = 0.25  # of how far these are off, as a rounding step is the least that moves a float
-_ROUNDED_RUNS: Final = 2
+_ROUNDED_RUNS: Final = 4  # of a single result one or two may cancel by luck as well
 _FAR: Final = 0.1  # of an element: how far those move that show a chaotic function
 _MANY: Final = 1e-3  # of the elements: so many may, as differences of nearly equal numbers do anywhere
 

@@ -120,7 +120,7 @@ def run_rounded(
     function: Function, inputs: Sequence[np.ndarray], rng: np.random.Generator, steps: float, runs: int
 ) -> list[list[np.ndarray]]:
     """The results of `runs` runs on the host in which every operator that rounds does so otherwise: its floating
-    results are off by up to `steps` rounding steps, at random (Monte Carlo arithmetic: Parker, 1997, "Monte Carlo
+    results are off by `steps` rounding steps, up or down at random (Monte Carlo arithmetic: Parker, 1997, "Monte Carlo
     Arithmetic: exploiting randomness in floating-point arithmetic").
 
     What that makes of a result is what another order of the same operations may make of it, also where the inputs are
@@ -158,7 +158,7 @@ def _off(x: Any, rng: np.random.Generator, steps: float) -> Any:
         return x
     finfo: Any = ml_dtypes.finfo
     with np.errstate(all="ignore"):
-        noise = steps * float(finfo(x.dtype).eps) * rng.uniform(-1.0, 1.0, x.shape)
+        noise = steps * float(finfo(x.dtype).eps) * rng.choice((-1.0, 1.0), x.shape)
         return np.asarray(x.astype(np.float64) * (1.0 + noise)).astype(x.dtype)
 
 
