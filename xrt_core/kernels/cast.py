@@ -121,7 +121,7 @@ def _truncated(xp: Any, x: Any, carrier: np.dtype) -> Any:
         x = x.astype(np.float32)
     info = np.iinfo(carrier)
     inside = (x >= float(info.min)) & (x < -float(info.min))  # both are floats; NaN is not inside
-    return xp.where(inside, xp.where(inside, x, 0).astype(carrier), np.array(info.min, carrier))
+    return xp.where(inside, xp.where(inside, x, 0).astype(carrier), xp.asarray(info.min, dtype=carrier))
 
 
 def _halves(xp: Any, x: Any) -> Any:
