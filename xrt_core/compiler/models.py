@@ -365,10 +365,10 @@ class CompiledGraph:
         self._last = bucket.inner._last
         key = self.key(arrays) if key is None else key
         if key is not None and self._last is not None:
-            self._calls[key] = Bound(call, self._last)
+            self.plans.keep(key, call, self._last)
             old = buckets.keep(key)
             if old is not None:
-                self._calls.pop(old, None)
+                self.plans.let_go(old)
         return call
 
     def _padded_graph(self, graph: Graph) -> CompiledGraph:

@@ -88,29 +88,37 @@ def in_place(
     if {v.name for v in graph.inputs} != {*shapes, *constants}:
         return None
     key = (capacity, tuple((n, tuple(s)) for n, s in shapes.items()), tuple(constants))
-    kept = _forms_of(module)
-    if key not in kept:
-        own = [c for c in caches if not c.is_cross]
-        part = _part(graph, _results(module, caches, scores), constants)
-        made = _appending(part, inputs, own, shapes, capacity)
-        run = None if made is None else module.derived(made)
-        names = [n for n in (inputs.mask, inputs.positions, VALID, *(c.input for c in own)) if n]
-        fixed = [n for n in shapes if n not in names and n != inputs.ids]
-        kept[key] = None if run is None else InPlace(run.plain, tuple(fixed), tuple(names))
+    with _lock:
+        kept = _forms.setdefault(module, {})
+        if key in kept:
+            return kept[key]
+    own = [c for c in caches if not c.is_cross]
+    part = _part(graph, _results(module, caches, scores), constants)
+    appending = _appending(part, inputs, own, shapes, capacity)
+    run = None if appending is None else module.derived(appending)
+    names = [n for n in (inputs.mask, inputs.positions, VALID, *(c.input for c in own)) if n]
+    fixed = [n for n in shapes if n not in names and n != inputs.ids]
+    made = None if run is None else InPlace(run.plain, tuple(fixed), tuple(names))
+    with _lock:
+        kept[key] = made
         while len(kept) > _MOST:
-            kept.pop(next(iter(kept)))
-    return kept[key]
+            del kept[next(iter(kept))]
+    return made
 
 
 def shifted(module: XRTModule, caches: Sequence[Cache], scores: str, inputs: Collection[str]) -> ImportedModel | None:
     """What runs steps on caches with an entry more on the left, which is not read: it gives the scores, then the caches
     that are no cross caches. inputs: that are given. None where the module does not run graphs made of its own."""
-    key, kept, graph = frozenset(inputs), _shifting_of(module), module.graph
+    key, graph = frozenset(inputs), module.graph
     if graph is None:
         return None
-    if key not in kept:
-        kept[key] = module.derived(_dropping(_part(graph, _results(module, caches, scores)), caches))
-    return kept[key]
+    with _lock:
+        kept = _shifting.setdefault(module, {})
+        if key in kept:
+            return kept[key]
+    made = module.derived(_dropping(_part(graph, _results(module, caches, scores)), caches))
+    with _lock:
+        return kept.setdefault(key, made)
 
 
 _forms: Final[weakref.WeakKeyDictionary[XRTModule, dict[Hashable, InPlace | None]]] = weakref.WeakKeyDictionary()
@@ -118,16 +126,6 @@ _shifting: Final[weakref.WeakKeyDictionary[XRTModule, dict[Hashable, ImportedMod
     weakref.WeakKeyDictionary()
 )
 _lock: Final = threading.Lock()
-
-
-def _forms_of(module: XRTModule) -> dict[Hashable, InPlace | None]:
-    with _lock:
-        return _forms.setdefault(module, {})
-
-
-def _shifting_of(module: XRTModule) -> dict[Hashable, ImportedModel | None]:
-    with _lock:
-        return _shifting.setdefault(module, {})
 
 
 def _results(module: XRTModule, caches: Sequence[Cache], scores: str) -> list[Value]:

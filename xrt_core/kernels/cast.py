@@ -143,7 +143,6 @@ def _numpy_converts_alike() -> bool:
     return bool(np.all(short == np.iinfo(np.int32).min) and np.all(long == np.iinfo(np.int64).min))
 
 
-
 def _strings(node: Node) -> str | None:
     dtypes = [v.dtype for v in (*node.inputs, *node.outputs) if v is not None]
     return "strings are computed on the host" if STRING in dtypes else None

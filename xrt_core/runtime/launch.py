@@ -134,19 +134,20 @@ class Launch:
             return self.on_host(arrays)
         check, check_at = self._check, self._check_at
         try:
-            if self._checked is not None and not self.ahead:
-                return self._checked(arrays)
+            checked, own = self._checked, self._direct  # another thread may let them go
+            if checked is not None and not self.ahead:
+                return checked(arrays)
             if check_at is not None:
                 check = check_at(arrays)
-            if self._direct is not None:
+            if own is not None:
                 given = check.inputs(arrays)
                 if self._fixed:
-                    return check.fixed_results(self._direct.run(given, DEFAULT_RUN_OPTIONS, not self.ahead))
-                return check.results(self._direct.run(given, DEFAULT_RUN_OPTIONS, not self.ahead))
+                    return check.fixed_results(own.run(given, DEFAULT_RUN_OPTIONS, not self.ahead))
+                return check.results(own.run(given, DEFAULT_RUN_OPTIONS, not self.ahead))
             results = check.results(executable.run(check.inputs(arrays)))
             self._fixed = executable.fixed_results and check_at is None
-            self._direct = direct(executable)
-            self._checked = check.around(self._direct, self._fixed) if check_at is None else None
+            self._direct = own = direct(executable)
+            self._checked = check.around(own, self._fixed) if check_at is None else None
             return results
         except BaseException as e:  # whatever an engine raises leads to the fallback
             failure = engine_failure(e, self.engine)
@@ -192,7 +193,7 @@ class Launch:
         """Note a failed run, emit its event, and drop the executable if the policy says so."""
         given_up = self.count_failure(error)
         if given_up:
-            self.executable = None
+            self.executable = self._direct = self._checked = None
             self.lost(str(error))
         self._events.fallback(
             cluster=self.function.name,
@@ -363,7 +364,7 @@ class LaunchCheck:
         dtype, shape = one or (None, None)
 
         def checked(arrays: Sequence[Any]) -> Sequence[Any]:
-            views = []
+            views = []  # `inputs`, written out: each function that a call enters counts
             for a in arrays:
                 if type(a) is _ndarray:
                     a = a.view()

@@ -160,7 +160,18 @@ class PlanCache:
             while len(entry.calls) >= (_MOST_CALLS if isinstance(entry, SymbolicEntry) else self._max):
                 self._unbind(entry, next(iter(entry.calls)))
             entry.calls[key] = None
-            self.calls[key] = Bound(call, entry)
+            self.keep(key, call, entry)
+
+    def keep(self, key: Hashable, call: BoundCall, entry: CacheEntry) -> None:
+        """Keep a call under a key, in the place of the one that is there."""
+        self.let_go(key)
+        self.calls[key] = Bound(call, entry)
+
+    def let_go(self, key: Hashable) -> None:
+        """Let the call of a key go: whoever has it does not use it any more."""
+        found = self.calls.pop(key, None)
+        if found is not None:
+            found.is_bound = False
 
     # --- plans ----------------------------------------------------------------------------------------------------
 
@@ -475,8 +486,7 @@ class PlanCache:
         del entry.calls[key]
         found = self.calls.get(key)
         if found is not None and found.entry is entry:
-            found.is_bound = False
-            del self.calls[key]
+            self.let_go(key)
 
     def _variants(self, shapes: Any) -> int:
         """How many plans there are for values of their own under these shapes."""

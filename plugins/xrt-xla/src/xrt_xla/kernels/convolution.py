@@ -114,10 +114,10 @@ def _form(node: Node, kind: str) -> tuple[str, int]:
     assert out is not None
     assert out.shape is not None
     positions = math.prod(int(d) for i, d in enumerate(out.shape) if i != 1)  # type: ignore[arg-type]
-    return form_of(static_shape(node, 1), groups, kind, positions, unit(node)), groups
+    return form_of(static_shape(node, 1), groups, kind, positions, is_unit(node)), groups
 
 
-def unit(node: Node) -> bool:
+def is_unit(node: Node) -> bool:
     """Whether a Conv or its kin is of float32, without strides and dilations."""
     steps = (node.attributes.get(name) or (1,) for name in ("strides", "dilations"))
     value = node.inputs[0]

@@ -17,7 +17,7 @@ from xrt_core.kernels.namespace import narrow, wide
 from xrt_core.kernels.windows import Windows, spatial_attribute
 from xrt_xla.kernels import winograd
 from xrt_xla.kernels.context import Layout, XlaContext, layout, portable, xla_kernel
-from xrt_xla.kernels.convolution import channels_last, correlate, form_of, static_shape, unit
+from xrt_xla.kernels.convolution import channels_last, correlate, form_of, is_unit, static_shape
 
 _DEEP, _CACHED = 256, 4 << 20
 """Scattering writes the product of every tap: worth it for sums over many channels, while these bytes stay cached."""
@@ -46,7 +46,7 @@ def transposed_form(node: Node, kind: str) -> str:
     products = x[0] * math.prod(x[2:]) * taps * filters * 4
     if 1 < taps <= _MAX_TAPS and channels >= _DEEP and products <= _CACHED:
         return "scatter"
-    fast = unit(node) and winograd.pays((filters, channels, *kernel), x[0] * math.prod(x[2:]))
+    fast = is_unit(node) and winograd.pays((filters, channels, *kernel), x[0] * math.prod(x[2:]))
     return "winograd" if fast else "spread"
 
 

@@ -1,8 +1,8 @@
 """Convolutions by 3 x 3 with 16 products for each 2 x 2 results instead of 36: Winograd's minimal filtering.
 
 Tiles of 4 x 4 overlap by two; tile, filter and results go through three small linear maps, and between them stand 16
-matrix products over the channels. The maps of float32 add a rounding error of the order of the sum's own. An infinity
-would become NaN in them, and a sum of numbers near the end of float32 overflow: then the convolution runs as it is.
+matrix products over the channels. The maps of float32 add a rounding error of the order of the largest product of a
+window. An infinity would become NaN in them, and large numbers would overflow sooner: then XLA's own convolution runs.
 
 Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, 2015 (arXiv:1509.09308), F(2 x 2, 3 x 3).
 """
@@ -17,8 +17,10 @@ import numpy as np
 
 from xrt_xla.kernels.context import XlaContext
 
-_LARGEST: Final = np.float32(2.0**100)
-"""With sums up to this the maps of a tile, which add four numbers, are far from overflow."""
+_LARGEST: Final = np.float32(2.0**40)
+"""Up to this, of data and filters, nothing overflows in between: a product of a tile by a filter is at most 9 times
+that of their largest elements, and a result adds 9 such sums over the channels; the rest is room for what `moderate`
+misses."""
 
 _CHANNELS: Final = 64
 _POSITIONS: Final = 1024
@@ -70,7 +72,7 @@ def _in_two(change: Callable[[Sequence[Any]], list[Any]], parts: Sequence[Sequen
 
 
 def moderate(ctx: XlaContext, *arrays: Any) -> Any:
-    """Whether all elements are finite and far from overflow: a bool scalar.
+    """Whether all elements are finite and far from what overflows: a bool scalar.
 
     By a product with one irregular column, which takes half the time of any other reduction on the CPU: large numbers
     of opposite signs do not cancel in it.
