@@ -68,6 +68,22 @@ def test_a_replaced_plan_is_bound_anew() -> None:
     assert plans.plans() == [new]
 
 
+def test_whoever_has_a_call_is_told_that_it_is_not_bound_any_more() -> None:
+    """It was replaced by another one, let go, or went with its plan."""
+    plans = cache()
+    entry = bound(plans, 1)
+    first = plans.calls[1]
+    plans.keep(1, lambda arrays: [], entry)
+    second = plans.calls[1]
+    assert (first.is_bound, second.is_bound) == (False, True)
+    plans.let_go(1)
+    assert (second.is_bound, plans.calls) == (False, {})
+    bound(plans, 1)
+    third = plans.calls[1]
+    plans.replace(entry.plan, a_plan())
+    assert not third.is_bound
+
+
 def test_the_calls_of_one_plan_are_bounded() -> None:
     """The oldest goes."""
     plans = cache()
