@@ -114,7 +114,8 @@ def first_of(which: str, name: str) -> None:
     import jax
 
     op, *sizes = name.split("/")
-    model = bert() if op == "bert" else peers.recurrent(op, *map(int, sizes))
+    whole = {"bert": bert, "resnet18": peers.resnet18}
+    model = whole[op]() if op in whole else peers.recurrent(op, *map(int, sizes))
     batch = model.batch(0)
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.numpy.ones(8)))
     peers.by_xrt(peers.mlp(), "xla", cache="off", guard=False)[0](peers.mlp().batch(0))
@@ -229,8 +230,9 @@ def show_compile() -> None:
     took = median(lambda: gradients(graph, 0, weights))
     print(f"\nbackward graph of BERT-base: {took:.2f} s, {len(made.nodes)} nodes (goal 2 s)")
     del base, made
-    a, b = (first_step(which, "bert") for which in ("xrt", "jax"))
-    print(f"first step of the 4-layer BERT: XRT {a:.2f} s, JAX {b:.2f} s, ratio {a / b:.2f} (goal {GOALS['compile']})")
+    for name, title in (("bert", "4-layer BERT"), ("resnet18", "ResNet-18-like network")):
+        a, b = (first_step(which, name) for which in ("xrt", "jax"))
+        print(f"first step of the {title}: XRT {a:.2f} s, JAX {b:.2f} s, ratio {a / b:.2f} (goal {GOALS['compile']})")
 
 
 def show_recompute(seconds: float) -> None:

@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from xla_functions import compile_nodes
 from xrt_xla import XlaEngine
 from xrt_xla.kernels import convolution, winograd
+from xrt_xla.kernels.context import XlaContext
 from xrt_xla.kernels.convolution import form_of
 from xrt_xla.kernels.transposed import transposed_form
 
@@ -297,6 +299,35 @@ def test_winograd_leaves_large_products_alone(engine: XlaEngine, kept: bool, mon
     assert not want.any()
     got = _run(engine, "Conv", [x, w], want, frozenset((1,)) if kept else frozenset(), 22)
     np.testing.assert_allclose(got, want, atol=1e-7 * 1.1e19 * 1.1e19)
+
+
+@pytest.mark.parametrize(("images", "enough", "piece"), [(4, 10, (2, 5)), (2, 2, (1, 3))])
+@pytest.mark.parametrize("kept", [True, False])
+def test_winograd_in_rounds(
+    engine: XlaEngine, images: int, enough: int, piece: tuple[int, int], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is more than fits a cache is computed in rounds: of some images each, or of a band of one, the last of which
+    has a row of tiles too many."""
+    row = 6 * 16 * 8 * 4  # bytes of tiles
+    for name, value in (("_CHANNELS", 8), ("_POSITIONS", 8), ("_TILES", enough * row)):
+        monkeypatch.setattr(winograd, name, value)
+    monkeypatch.setattr(convolution, "_SMALL", 0)
+    assert winograd._piece(images, 5, row) == piece
+    x, w = (RNG.standard_normal(s).astype(np.float32) for s in ((images, 8, 9, 11), (9, 8, 3, 3)))
+    want = _correlate(x, w, (1, 1), (1, 1), (1, 1), (1, 1), 1).astype(np.float32)
+    got = _run(engine, "Conv", [x, w], want, frozenset((1,)) if kept else frozenset(), 22, pads=(1, 1, 1, 1))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("on_mesh", [True, False])
+def test_winograd_makes_no_rounds_of_images_on_several_devices(on_mesh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would gather them: each device has some."""
+    monkeypatch.setattr(winograd, "_TILES", 1)
+    node = Node("Conv", [], [Value("y")], {}, version=22)
+    ctx = XlaContext(node, jax.numpy, jax.lax, "cpu", (), frozenset(), on_mesh)
+    x, u = np.zeros((4, 6, 6, 2), np.float32), [np.zeros((4, 2, 2), np.float32)] * 4
+    program = jax.make_jaxpr(lambda x: winograd.convolve(ctx, x, u, (1, 1), (6, 6)))(x)
+    assert any(e.primitive.name == "scan" for e in program.eqns) != on_mesh
 
 
 def test_convolutions_of_nothing(engine: XlaEngine) -> None:

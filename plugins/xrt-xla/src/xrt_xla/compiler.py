@@ -116,7 +116,7 @@ class XlaGraphCompiler(GraphCompiler):
         on_mesh = _is_mesh(shardings)
         places = {a.output: shardings[a.input] for a in aliases} if on_mesh else {}
         order = program_order(len(return_params), aliases)
-        traced = Traced(function, program, return_params, order, self._kind, places)
+        traced = Traced(function, program, return_params, order, self._kind, on_mesh, places)
         shapes = [(p.shape, p.dtype) for p in entry_params] + [(w.shape, w.dtype) for w in program.weights]
         arguments = [_toolkit.abstract(*shape, s) for shape, s in zip(shapes, shardings, strict=True)]
         donated = tuple(sorted(a.input for a in aliases))

@@ -19,8 +19,8 @@ from xrt_xla.program import Body, Program, Step, describe
 
 
 class Traced:
-    """The Function as a Python callable for JAX. order: in which its results are returned. places: by number of the
-    result, the sharding it must have, where there is one."""
+    """The Function as a Python callable for JAX. order: in which its results are returned. on_mesh: whether it is for
+    several devices. places: by number of the result, the sharding it must have, where there is one."""
 
     def __init__(
         self,
@@ -29,12 +29,13 @@ class Traced:
         returns: Sequence[Parameter],
         order: Sequence[int],
         kind: str,
+        on_mesh: bool,
         places: Mapping[int, Any] = MappingProxyType({}),
     ) -> None:
         self._function = function
         self._program = program
         self._returns = [(function.body.outputs[i], returns[i], places.get(i)) for i in order]
-        self._kind = kind
+        self._kind, self._on_mesh = kind, on_mesh
 
     def named(self, is_stored: bool) -> Callable[..., tuple[Any, ...]]:
         """The callable as a function whose name becomes that of the program. is_stored: see `program_name`."""
@@ -58,7 +59,7 @@ class Traced:
     def _trace(self, steps: Sequence[Step], values: dict[Value, Any], weights: Sequence[Any]) -> None:
         """Trace steps, whose results are added to `values`."""
         for node, entry, sources, known, laid_out, bodies in steps:
-            ctx = XlaContext(node, jnp, lax, self._kind, known, laid_out)
+            ctx = XlaContext(node, jnp, lax, self._kind, known, laid_out, self._on_mesh)
             if bodies:
                 ctx.bodies = {name: partial(self._run_body, body, values, weights) for name, body in bodies.items()}
             inputs = []

@@ -31,17 +31,25 @@ class XlaContext(OpContext):
     """One node, seen by a kernel of this engine.
 
     lax: `jax.lax`. kind: "cpu", "cuda" or "tpu". known: for each input its value where it is a constant (NumPy).
-    laid_out: indices of inputs that come in the form that `layout_of` asked for. bodies: of control flow, by attribute,
+    laid_out: indices of inputs that come in the form that `layout_of` asked for. on_mesh: whether the program is for
+    several devices, which share the arrays. bodies: of control flow, by attribute,
     functions from a subgraph's inputs to its results.
     """
 
-    __slots__ = ("bodies", "kind", "known", "laid_out", "lax")
+    __slots__ = ("bodies", "kind", "known", "laid_out", "lax", "on_mesh")
 
     def __init__(
-        self, node: Node, xp: Any, lax: Any, kind: str, known: tuple[np.ndarray | None, ...], laid_out: frozenset[int]
+        self,
+        node: Node,
+        xp: Any,
+        lax: Any,
+        kind: str,
+        known: tuple[np.ndarray | None, ...],
+        laid_out: frozenset[int],
+        on_mesh: bool,
     ) -> None:
         super().__init__(node, xp)
-        self.lax, self.kind, self.known, self.laid_out = lax, kind, known, laid_out
+        self.lax, self.kind, self.known, self.laid_out, self.on_mesh = lax, kind, known, laid_out, on_mesh
         self.bodies: Mapping[str, Callable[..., list[Any]]] = {}
 
     def in_layout(self, index: int, array: Any) -> Any:

@@ -157,7 +157,7 @@ def convolve(
         return y if bias is None else y + xp.reshape(bias.astype(y.dtype), (-1,) + (1,) * (rank - 2))
     x = xp.transpose(x, (0, *range(2, rank), 1))
     if form == "winograd":
-        y = winograd.correlate(ctx, x, w if w.ndim == 3 else _last(xp, w), windows.begin, windows.out)
+        y = winograd.correlate(ctx, x, _last(xp, w) if w.shape == shape else w, windows.begin, windows.out)
     else:
         y = correlate(ctx, x, w, windows, groups, form)
     if bias is not None:

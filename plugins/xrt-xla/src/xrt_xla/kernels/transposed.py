@@ -96,7 +96,7 @@ def conv_transpose(ctx: XlaContext, x: Any, w: Any, bias: Any = None) -> Any:
     form = transposed_form(ctx.node, ctx.kind)
     w = (w if form == "winograd" else ctx.in_layout(1, w)).astype(to)
     if form == "winograd":
-        y = winograd.correlate(ctx, x, w if w.ndim == 3 else _flipped(xp, w, 1), [2 - b for b in begin], size)
+        y = winograd.correlate(ctx, x, _flipped(xp, w, 1) if w.shape == shape else w, [2 - b for b in begin], size)
     elif form == "scatter":
         y = _scatter(ctx, x, w, strides, dilations, begin, size, shape[2:])
     elif form == "phases":
