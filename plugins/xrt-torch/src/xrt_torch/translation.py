@@ -19,6 +19,7 @@ import xrt_core as xrt
 from xrt_core.errors import ModelLoadError
 from xrt_core.ir.graph import Graph
 from xrt_torch.complex_numbers import dft
+from xrt_torch.convolution import conv_filter_grad
 from xrt_torch.partition import copy_of
 from xrt_torch.polynomials import recurrence
 
@@ -55,6 +56,7 @@ def registry() -> Any:
         made.register_op(torch.ops.aten.sort.stable, _sort_stable)
         made.register_op(dft._opoverload, _dft)
         made.register_op(recurrence._opoverload, _recurrence)
+        made.register_op(conv_filter_grad._opoverload, _conv_filter_grad)
         made.register_op(torch.ops.aten._native_batch_norm_legit_no_training.default, _batch_norm)
         return made
 
@@ -65,6 +67,23 @@ def _dft(x: Any, dim: int, inverse: bool) -> Any:
 
     made = op.DFT(op.Unsqueeze(x, [0]), axis=dim + 1, inverse=int(inverse), onesided=0)
     return op.Squeeze(made, [0])
+
+
+def _conv_filter_grad(
+    x: Any,
+    grad: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Any:
+    """An operator of XRT's dialect, which onnxscript does not know: recorded as torch records operators of users."""
+    given = {"kernel_shape": kernel, "strides": stride, "pads": [*padding, *padding], "dilations": dilation}
+    attributes = [ir.AttrInt64s(name, list(numbers)) for name, numbers in given.items()]
+    node = ir.Node("xrt", "ConvFilterGrad", [x, grad], [*attributes, ir.AttrInt64("group", groups)], version=1)
+    _core.current_tracer.nodes.append(node)
+    return node.outputs[0]
 
 
 def _batch_norm(x: Any, *rest: Any) -> Any:
