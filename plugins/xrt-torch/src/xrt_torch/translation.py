@@ -15,9 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx._internal.exporter import _core, _fx_passes, _ir_passes, _registration
 
-import xrt_core as xrt
 from xrt_core.errors import ModelLoadError
-from xrt_core.ir.graph import Graph
 from xrt_torch.complex_numbers import dft
 from xrt_torch.convolution import conv_filter_grad
 from xrt_torch.partition import copy_of
@@ -112,16 +110,15 @@ def _sort_stable(x: Any, stable: bool | None = None, dim: int = -1, descending: 
     return aten_sort(x, dim, descending)
 
 
-def translate(graph: torch.fx.Graph, name: str) -> Graph:
-    """Return the XRT graph of an FX graph, whose placeholders and results become inputs and outputs in order.
+def translate(graph: torch.fx.Graph, name: str) -> ir.Model:
+    """Return the ONNX model of an FX graph, whose placeholders and results become inputs and outputs in order.
 
     Integers (SymInts) become int64 scalars. Every result must be a node; the graph is left as it is.
 
     Raises UntranslatableError for an operator that torchlib lacks, or that it refuses for these types.
     """
     with _quietly():
-        model = _onnx_of(graph, name)
-    return xrt.import_model(model)
+        return _onnx_of(graph, name)
 
 
 def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
@@ -136,6 +133,8 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     _keep_doubles(module.graph)
     model = ir.Model(ir.Graph([], [], nodes=[], name=name), ir_version=10)
     values = _translated(module.graph, model)
+    for made in model.graph:
+        made.metadata_props.clear()  # where an operator came from, as text: three quarters of the model's bytes
     _connect(module.graph, model.graph, values)
     _ir_passes.add_opset_imports(model)
     model.opset_imports.setdefault("", registry().opset_version)  # of a graph without nodes
