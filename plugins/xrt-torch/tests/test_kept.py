@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pathlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 import xrt_torch  # noqa: E402
-from xrt_torch import kept, translation  # noqa: E402
+from xrt_torch import compiled, kept, translation  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 
 from xrt_core.cache.disk import DiskCache  # noqa: E402
@@ -35,10 +36,16 @@ def entries(folder: pathlib.Path) -> list[Any]:
     return [f.path for f in disk.files() if disk.manifest(f.path).info["cluster"] == "a translation of torch"]
 
 
-def run(function: Callable[..., Any], folder: pathlib.Path, *args: Any, background: bool = False) -> Any:
+def run(
+    function: Callable[..., Any],
+    folder: pathlib.Path,
+    *args: Any,
+    background: bool = False,
+    engine: str | None = "host",
+) -> Any:
     """The results of a call that XRT answers, of a function that is compiled anew, as in another process."""
     torch._dynamo.reset()
-    options = {"engine": "host", "background": background, "cache_dir": str(folder)}
+    options = {"engine": engine, "background": background, "cache_dir": str(folder)}
     call = torch.compile(function, backend=backend, options=options)
     with torch.no_grad():
         for _ in range(4):
@@ -82,6 +89,30 @@ def test_parameters_are_inputs(tmp_path: pathlib.Path) -> None:
     for model in models:
         torch.testing.assert_close(run(model, tmp_path, x), model(x).detach())
     assert len(entries(tmp_path)) == 1
+
+
+def test_the_engine_that_took_it_is_kept_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process loads no other one at first; one that is not there any more is passed over."""
+    pytest.importorskip("xrt_xla")
+    model, x = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)), torch.randn(32, 64)
+    chosen: list[Any] = []
+    made = compiled.CompiledGraph._ran_by
+
+    def ran_by(self: Any, stage: Any, graph: Any, options: Any) -> Any:
+        ran = made(self, stage, graph, options)
+        chosen.append(options.get("engine"))
+        return ran
+
+    monkeypatch.setattr(compiled.CompiledGraph, "_ran_by", ran_by)
+    read = kept.TranslationFile.read
+    for count in range(3):
+        if count == 2:
+            monkeypatch.setattr(kept.TranslationFile, "read", lambda self: replace(read(self), engine="not installed"))
+        torch.testing.assert_close(run(model, tmp_path, x, engine=None), model(x).detach())
+        assert xrt_torch.graphs()[0].is_proven
+    first, second, third = chosen
+    assert first is third is None
+    assert second == xrt_torch.graphs()[0].to_json()["stages"][0]["clusters"][0]["engine"]
 
 
 class Dropping(nn.Module):

@@ -3,6 +3,7 @@ then, and for good where something fails."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -101,6 +102,7 @@ class CompiledGraph:
         self.parameters = parameters
         self.module, self._options, self._background = module, dict(options), background
         self._file, self._kept = file, kept
+        self._content: bytes | None = None  # the translation, until it is kept
         self._eager = _for_eager(module, module.graph) if kept is None else module
         self._stages: list[_Ran] | None = None
         self._work: dict[Signature, Future[None]] = {}
@@ -221,9 +223,9 @@ class CompiledGraph:
             with torch.no_grad():
                 if self._stages is None:
                     self._stages = self._build()
-                    self._file = None  # it holds TorchDynamo's graph
                     self._trace("graph", lambda: str(self.module.print_readable(print_output=False)))
                 self._compile(self._stages, args)
+                self._keep(self._stages)
                 self._trace("explain", self.explain)
         except Ending:
             pass  # nobody calls any more
@@ -232,7 +234,7 @@ class CompiledGraph:
 
     def _build(self) -> list[_Ran]:
         if self._kept is not None:
-            return [self._ran_by(self._kept.stage, xrt.import_model(self._kept.model), self._first_options)]
+            return [self._of_kept(self._kept)]
         from xrt_torch.translation import UntranslatableError, mistrust, translatable  # imports torch's exporter
 
         graph = self.module.graph
@@ -260,12 +262,28 @@ class CompiledGraph:
             stage = stage.with_constants({n: f.value for n, f in self._frozen.items()})
         if not stage.on_xrt:
             return _Ran(stage, _for_eager(self.module, stage.graph))
-        from xrt_torch.translation import translate
+        from xrt_torch.translation import in_bytes, translate
 
         model: Any = translate(stage.graph, name)
-        if is_whole and self._file is not None and not self._unset:
-            model = self._file.write(stage, self._inputs, self._results, model)
+        if is_whole and self._file is not None:
+            model = self._content = in_bytes(model)
         return self._ran_by(stage, xrt.import_model(model), self._first_options)
+
+    def _of_kept(self, kept: KeptGraph) -> _Ran:
+        graph, options = xrt.import_model(kept.model), self._first_options
+        if kept.engine and self._is_quick:
+            with contextlib.suppress(xrt.XRTError):  # it is not installed any more
+                return self._ran_by(kept.stage, graph, {**options, "engine": kept.engine})
+        return self._ran_by(kept.stage, graph, options)
+
+    def _keep(self, stages: Sequence[_Ran]) -> None:
+        """Write the translation for other processes, once it is compiled, where it is all of the graph."""
+        file, self._file = self._file, None
+        content, self._content = self._content, None
+        if file is None or content is None or self._unset:
+            return
+        engines = {c.engine for c in stages[0].module.explain().report.clusters} if self._is_quick else set()
+        file.write(stages[0].stage, self._inputs, self._results, content, engines.pop() if len(engines) == 1 else "")
 
     @property
     def _first_options(self) -> dict[str, Any]:

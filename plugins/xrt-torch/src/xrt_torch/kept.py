@@ -57,20 +57,23 @@ def _kind(x: torch.Tensor) -> _Kind:
 
 class _Translation(Struct, frozen=True):
     """model: an ONNX model; inputs: of each of its inputs, the number among the graph's; kinds: of its results;
-    results: of each of the graph's results, the number among the model's."""
+    results: of each of the graph's results, the number among the model's; engine: see `KeptGraph`."""
 
     model: bytes
     inputs: tuple[Size, ...]
     kinds: tuple[_Kind, ...]
     results: tuple[Size, ...]
+    engine: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeptGraph:
-    """A graph of TorchDynamo as XRT runs it: as one stage, by an ONNX model."""
+    """A graph of TorchDynamo as XRT runs it: as one stage, by an ONNX model. engine: the one that took it first where
+    none was named, so that no other one has to be loaded; "" for several, or none."""
 
     stage: Stage
     model: bytes
+    engine: str
 
 
 class TranslationFile:
@@ -103,7 +106,7 @@ class TranslationFile:
         with contextlib.suppress(CacheError):
             made = decode(found.blob, _Translation, "a kept translation", CacheError)
             with reading("a kept translation", CacheError):
-                return KeptGraph(self._stage(made), made.model)
+                return KeptGraph(self._stage(made), made.model, made.engine)
         return None
 
     def _stage(self, made: _Translation) -> Stage:
@@ -136,28 +139,26 @@ class TranslationFile:
             return False
         return len(_ends(captured.graph)[1]) == len(_ends(self._module.graph)[1])
 
-    def write(self, stage: Stage, inputs: Sequence[str], results: Sequence[str | None], model: Any) -> bytes:
-        """Keep the translation of a graph with these inputs and results for other processes, if it has all of them.
+    def write(
+        self, stage: Stage, inputs: Sequence[str], results: Sequence[str | None], model: bytes, engine: str
+    ) -> None:
+        """Keep the translation of a graph with these inputs and results for other processes, if it is all of the graph.
 
-        model: as onnx_ir has it. Returns its bytes. Where writing fails nothing is kept.
+        model: in ONNX; engine: as of `KeptGraph`. Where writing fails nothing is kept.
         """
-        from onnx_ir import to_proto
-
-        content: bytes = to_proto(model).SerializeToString()
         wanted = [n for n in results if n is not None]
         is_all = len(set(wanted)) == len(results) and set(wanted) == set(stage.outputs)
-        if is_all and len(content) <= _LARGEST and all(isinstance(v, torch.Tensor) for v in stage.gives):
-            made = _Translation(
-                content,
-                tuple(inputs.index(n) for n in stage.inputs),
-                tuple(_kind(v) for v in stage.gives),
-                tuple(stage.outputs.index(n) for n in wanted),
-            )
-            info = {"cluster": "a translation of torch", "created": round(time.time(), 3)}
-            self._disk.write(
-                self._key, {**info, "nodes": stage.size, "compile_seconds": 0.0}, self._text, encode(to_builtins(made))
-            )
-        return content
+        if not is_all or len(model) > _LARGEST or not all(isinstance(v, torch.Tensor) for v in stage.gives):
+            return
+        made = _Translation(
+            model,
+            tuple(inputs.index(n) for n in stage.inputs),
+            tuple(_kind(v) for v in stage.gives),
+            tuple(stage.outputs.index(n) for n in wanted),
+            engine,
+        )
+        info = {"cluster": "a translation of torch", "nodes": stage.size, "compile_seconds": 0.0}
+        self._disk.write(self._key, {**info, "created": round(time.time(), 3)}, self._text, encode(to_builtins(made)))
 
 
 def _ends(graph: Graph) -> tuple[list[str], list[str]]:

@@ -121,6 +121,12 @@ def translate(graph: torch.fx.Graph, name: str) -> ir.Model:
         return _onnx_of(graph, name)
 
 
+def in_bytes(model: ir.Model) -> bytes:
+    """A translation as the bytes of an ONNX model."""
+    content: bytes = ir.to_proto(model).SerializeToString()
+    return content
+
+
 def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     root = torch.nn.Module()
     copied = copy_of(graph)
