@@ -250,27 +250,34 @@ def first_of(name: str, layers: int, backend: str) -> None:
 
 
 def ready(names: Sequence[str], layers: int, compiled: Sequence[str]) -> None:
-    """Print the seconds until a model is compiled and, on XRT, verified; twice with the same new folder of caches."""
-    print("| model | backend | first process (s) | second process (s) |\n|---|---|---|---|")
+    """Print the seconds until a model is compiled and, on XRT, verified; twice with the same new folder of caches. With
+    the processor's seconds, those of inductor's compilers included."""
+    print("| model | backend | first process (s, of processor time) | second process |\n|---|---|---|---|")
     for name in names:
         found = {}
         for backend in compiled:
             with tempfile.TemporaryDirectory() as folder:
                 env = {v: f"{folder}/{v}" for v in ("XRT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-                found[backend] = [alone("ready-of", name, layers, backend, env)[0] for _ in range(2)]
-            print(f"| {name} | {backend} | {found[backend][0]:.1f} | {found[backend][1]:.1f} |", flush=True)
+                found[backend] = [alone("ready-of", name, layers, backend, env) for _ in range(2)]
+            row = (f"{wall:.1f}, {processor:.1f}" for wall, processor in found[backend])
+            print(f"| {name} | {backend} | {' | '.join(row)} |", flush=True)
         if {"inductor", "xrt"} <= found.keys():
-            cold, warm = (s / found["inductor"][0] for s in found["xrt"])
-            print(f"{name}: xrt / inductor's first process: cold {cold:.2f}, from the cache {warm:.2f}", flush=True)
+            cold, warm = ([s / i for s, i in zip(row, found["inductor"][0], strict=True)] for row in found["xrt"])
+            print(
+                f"{name}: xrt / inductor's first process: cold {cold[0]:.2f} ({cold[1]:.2f} of processor time), "
+                f"from the cache {warm[0]:.2f} ({warm[1]:.2f})",
+                flush=True,
+            )
 
 
 def ready_of(name: str, layers: int, backend: str) -> None:
-    """In a process of its own: the seconds from the first call until the compiled model answers."""
+    """In a process of its own: the seconds, and those of processor time, from torch.compile until the compiled model
+    answers."""
     model, inputs = made(name, layers)
     model.eval()
     with torch.no_grad():
         output(model(**inputs))
-        start = time.perf_counter()
+        start, before = time.perf_counter(), sum(os.times()[:4])
         call = torch.compile(model, backend=backend)
         output(call(**inputs))
         if backend == "xrt":
@@ -282,7 +289,7 @@ def ready_of(name: str, layers: int, backend: str) -> None:
                     time.sleep(0.05)
                 if any(g.reason is not None for g in xrt_torch.graphs()):
                     raise SystemExit(xrt_torch.explain())
-        print(time.perf_counter() - start, flush=True)
+        print(time.perf_counter() - start, sum(os.times()[:4]) - before, flush=True)
     os._exit(0)
 
 

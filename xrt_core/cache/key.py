@@ -90,7 +90,7 @@ def engine_rows(engine: Engine, device: str) -> tuple[tuple[str, str], ...]:
     """The rows of a key that say which engine it is, in which state, and for which device."""
     return (
         ("engine", engine.name),
-        ("engine package", _package(type(inner_of(engine)).__module__, engine.package)),
+        ("engine package", package_state(type(inner_of(engine)).__module__, engine.package)),
         ("engine fingerprint", engine.fingerprint(device)),
         ("device", device),
     )
@@ -119,8 +119,8 @@ def canonical(value: Any) -> str:
 
 
 @functools.cache
-def _package(module: str, package: str) -> str:
-    """Name and version of an engine's package, and the state of its code where that is a source tree."""
+def package_state(module: str, package: str) -> str:
+    """Name and version of the package that a module is of, and the state of its code where that is a source tree."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -90,6 +90,14 @@ def test_a_convolutional_network_trains_and_its_statistics_are_updated() -> None
     assert_trains_alike(model, torch.randn(2, 3, 8, 8))
 
 
+def test_the_gradient_of_a_filter_is_an_operator_that_engines_have_forms_of() -> None:
+    """It is one node of XRT's dialect, not a convolution with the images as channels."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 2, 1, bias=False))
+    assert_trains_alike(model, torch.randn(2, 3, 8, 8))
+    backward = next(g for g in xrt_torch.graphs(model) if g.kind == "backward")
+    assert backward.explain().count("ConvFilterGrad") >= 2, backward.explain()
+
+
 def test_updates_of_an_optimizer_are_seen() -> None:
     """Weights are inputs, never constants: ten steps of Adam end where eager's end."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -250,6 +258,11 @@ CASES = {
         lambda x, w: nn.functional.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2),
         [(2, 4, 4, 5), (4, 3, 3, 3)],
     ),
+    "transposed, beyond its windows": (
+        lambda x, w: nn.functional.conv_transpose2d(x, w, padding=1, output_padding=(1, 0), dilation=2),
+        [(2, 4, 3, 5), (4, 3, 3, 2)],
+    ),
+    "three dimensions": (lambda x, w: nn.functional.conv3d(x, w, stride=(1, 2, 1)), [(2, 2, 3, 5, 4), (3, 2, 2, 2, 3)]),
     "max pool": (lambda x: nn.functional.max_pool2d(x, 3, 2, 1), [(2, 3, 7, 8)]),
     "avg pool": (lambda x: nn.functional.avg_pool2d(x, 3, 2, 1), [(2, 3, 7, 8)]),
     "adaptive pool": (lambda x: nn.functional.adaptive_avg_pool2d(x, (2, 4)), [(2, 3, 6, 8)]),
@@ -281,6 +294,7 @@ def test_gradients_in_float64(name: str) -> None:
             results.append([y.detach(), *torch.autograd.grad((y * weight).sum(), given)])
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert {g.kind for g in xrt_torch.graphs()} == {"forward", "backward"}
     for g in xrt_torch.graphs():
         assert g.reason is None, g.explain()
 

@@ -158,17 +158,21 @@ def test_a_residual_sum_is_computed_once(engine: XlaEngine, operator: str) -> No
     assert largest <= 6  # a fusion that reaches back through the stream takes something from every layer
 
 
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean"])
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("shape", [(2, 3, 300, 5), (1, 2, 1, 2, 3), (130, 4, 1), (3, 2, 8, 9)])
-def test_sums_over_all_but_channels(engine: XlaEngine, shape: tuple[int, ...], keepdims: int) -> None:
+def test_sums_and_means_over_all_but_channels(
+    engine: XlaEngine, shape: tuple[int, ...], keepdims: int, operator: str
+) -> None:
     """In stages, channels last, they are float64's to rounding: a thousand equal numbers lose nothing."""
     x = RNG.standard_normal(shape, dtype=np.float32) + 1000
     entry = Value("x", TensorType(x.dtype, x.shape))
     over = (0, *range(2, x.ndim))
-    want = x.astype(np.float64).sum(over, keepdims=bool(keepdims))
+    reduction = np.sum if operator == "ReduceSum" else np.mean
+    want = reduction(x.astype(np.float64), over, keepdims=bool(keepdims))
     y = Value("y", TensorType(x.dtype, want.shape))
     axes = Value.constant(np.array([*range(2, x.ndim), -x.ndim]), "axes")
-    node = Node("ReduceSum", [entry, axes], [y], {"keepdims": keepdims}, version=13)
+    node = Node(operator, [entry, axes], [y], {"keepdims": keepdims}, version=13 if operator == "ReduceSum" else 18)
     got = np.asarray(compile_nodes(engine, [entry], [node], [y]).run([x])[0])
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol=5e-7)

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from xrt_core.errors import OptionError, UnsupportedError
+from xrt_core.errors import CacheError, OptionError, UnsupportedError
 from xrt_core.events import process_events
 from xrt_core.options import resolve
 from xrt_torch.choice import Choice
 from xrt_torch.compiled import CompiledGraph, any_engine_will_do
 from xrt_torch.decompositions import table
+from xrt_torch.kept import TranslationFile
 
 
 def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any) -> Any:
@@ -94,32 +95,40 @@ def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, gr
 
 
 def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool, freeze: bool) -> Any:
-    from torch._dynamo.backends.common import aot_autograd
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     graphs: list[CompiledGraph] = []
-    made = aot_autograd(**_compilers(options, background, graphs, freeze))
-    given = _of_shapes(inputs) if background else None
+    shapes = _of_shapes(inputs)
+    resolved = resolve(options)
 
-    def capture() -> Any:
+    def capture(given: Sequence[Any]) -> Any:
+        from torch._dynamo.backends.common import aot_autograd
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        file = None
+        if shapes is not None and not freeze:
+            with contextlib.suppress(CacheError):
+                file = TranslationFile(module, shapes, resolved)
+        if file is not None and (kept := file.read()) is not None:
+            graphs.append(CompiledGraph(module, "inference", options, background, set(), kept=kept))
+            return graphs[0]
+        made = aot_autograd(**_compilers(options, background, graphs, freeze, file))
         with sdpa_kernel(SDPBackend.MATH):  # attention as matrix products, whose derivative has operators of its own
-            return made(module, inputs)
+            return made(module, given)
 
     def capture_later() -> Any:
-        assert given is not None
+        assert shapes is not None
         try:
-            with _as_compiling(given), sdpa_kernel(SDPBackend.MATH):
-                return made(module, given)
+            with _as_compiling(shapes):
+                return capture(shapes)
         except Exception as e:
             _fall_back(e)
             return None
 
     race = any_engine_will_do(options)
-    if given is not None:
+    if background and shapes is not None:
         inputs = ()  # the tensors are the caller's
         choice = Choice(module.forward, capture_later, graphs, race=race, at_once=False)
     else:
-        choice = Choice(module.forward, capture, graphs, race=race)
+        choice = Choice(module.forward, lambda: capture(inputs), graphs, race=race)
 
     def call(*args: Any) -> Any:
         return choice.answer(*args)
@@ -157,15 +166,20 @@ def _as_compiling(inputs: Sequence[Any]) -> Iterator[None]:
 
 
 def _compilers(
-    options: Mapping[str, Any], background: bool, graphs: list[CompiledGraph], freeze: bool = False
+    options: Mapping[str, Any],
+    background: bool,
+    graphs: list[CompiledGraph],
+    freeze: bool = False,
+    file: TranslationFile | None = None,
 ) -> dict[str, Any]:
-    """The arguments of AOTAutograd. graphs: where compiled graphs are added."""
+    """The arguments of AOTAutograd. graphs: where compiled graphs are added; file: where one of inference is kept."""
     from functorch.compile import make_boxed_func
 
     parameters: set[int] = set()
 
     def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
-        made = CompiledGraph(graph, kind, options, background, parameters, freeze)
+        keeps = file if kind == "inference" and file is not None and file.fits(graph) else None
+        made = CompiledGraph(graph, kind, options, background, parameters, freeze, keeps)
         graphs.append(made)
         return make_boxed_func(made)
 

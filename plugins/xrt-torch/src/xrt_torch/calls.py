@@ -42,14 +42,10 @@ class StageCall:
     def __init__(self, module: Any, stage: Stage) -> None:
         self._module = module
         self._is_single = len(module.output_names) == 1
-        nodes = [n for n in stage.graph.nodes if n.op == "placeholder"]
-        self._is_plain = all(_is_plain(n.meta.get("val")) for n in nodes)
-        self._views: list[tuple[weakref.ref[Any], int, Any] | None] = [None] * len(nodes)
-        results = stage.graph.output_node().all_input_nodes
-        values = [n.meta.get("val") for n in stage.graph.output_node().args[0]]  # type: ignore[union-attr]
-        assert len(results) <= len(values)
-        self._gives_tensors = sum(map(_bytes, values)) >= _LARGE
-        self._layout = [None if isinstance(v, int | torch.SymInt) else strides_of(v) for v in values]
+        self._is_plain = all(map(_is_plain, stage.takes))
+        self._views: list[tuple[weakref.ref[Any], int, Any] | None] = [None] * len(stage.takes)
+        self._gives_tensors = sum(map(_bytes, stage.gives)) >= _LARGE
+        self._layout = [None if isinstance(v, int | torch.SymInt) else strides_of(v) for v in stage.gives]
 
     def prepare(self, *args: Any) -> None:
         """Compile for arguments like these, and wait for it, without a run. Raises what XRT raises, and Ending."""

@@ -3,6 +3,7 @@ then, and for good where something fails."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -19,7 +20,8 @@ from xrt_core.events import Kind, process_events
 from xrt_core.options import AUTO, resolve
 from xrt_torch.calls import Ending, StageCall, ending
 from xrt_torch.complex_numbers import has_complex, in_real_numbers
-from xrt_torch.partition import VIEWS, Stage, copy_of, reason_for_eager, stages_of
+from xrt_torch.kept import KeptGraph, TranslationFile
+from xrt_torch.partition import VIEWS, Stage, copy_of, operators_of, reason_for_eager, stages_of
 
 known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """The graphs that exist."""
@@ -72,7 +74,8 @@ class CompiledGraph:
 
     kind: "inference", "forward" or "backward". parameters: where those that it is called with have their memory, a set
     that forward and backward share. background: whether calls run eager while XRT compiles; otherwise the
-    first call waits. freeze: whether inference takes parameters as constants.
+    first call waits. freeze: whether inference takes parameters as constants. file: where the translation is kept, if
+    XRT runs the graph as a whole. kept: what another process kept; the module is then TorchDynamo's own.
 
     In the background, with no engine named, the first engine that takes the graph answers soon; once its results agreed
     with eager's, all engines are compiled and timed beside it, and the fastest takes its place.
@@ -88,6 +91,8 @@ class CompiledGraph:
         background: bool,
         parameters: set[int],
         freeze: bool = False,
+        file: TranslationFile | None = None,
+        kept: KeptGraph | None = None,
     ) -> None:
         self.number = next(_numbers)
         self.name = f"torch_{kind}_{self.number}"
@@ -96,7 +101,9 @@ class CompiledGraph:
         self.reason: str | None = None
         self.parameters = parameters
         self.module, self._options, self._background = module, dict(options), background
-        self._eager = _for_eager(module, module.graph)
+        self._file, self._kept = file, kept
+        self._content: bytes | None = None  # the translation, until it is kept
+        self._eager = _for_eager(module, module.graph) if kept is None else module
         self._stages: list[_Ran] | None = None
         self._work: dict[Signature, Future[None]] = {}
         self._proven: set[Signature] = set()
@@ -218,6 +225,7 @@ class CompiledGraph:
                     self._stages = self._build()
                     self._trace("graph", lambda: str(self.module.print_readable(print_output=False)))
                 self._compile(self._stages, args)
+                self._keep(self._stages)
                 self._trace("explain", self.explain)
         except Ending:
             pass  # nobody calls any more
@@ -225,6 +233,8 @@ class CompiledGraph:
             self._fall_back("compile", e)
 
     def _build(self) -> list[_Ran]:
+        if self._kept is not None:
+            return [self._of_kept(self._kept)]
         from xrt_torch.translation import UntranslatableError, mistrust, translatable  # imports torch's exporter
 
         graph = self.module.graph
@@ -239,22 +249,45 @@ class CompiledGraph:
                     self.eager_nodes[node.name] = f"{node.target}: {reason}"
         for _ in range(_ATTEMPTS):
             try:
-                return [self._ran(i, s) for i, s in enumerate(stages_of(graph, self.eager_nodes))]
+                stages = stages_of(graph, self.eager_nodes)
+                return [self._ran(s, f"{self.name}_{i}", len(stages) == 1) for i, s in enumerate(stages)]
             except UntranslatableError as e:
                 self.eager_nodes[e.node] = str(e)
         raise xrt.UnsupportedError(
             f"more than {_ATTEMPTS} operators are refused by torchlib, the last: {[*self.eager_nodes.values()][-1]}"
         )
 
-    def _ran(self, i: int, stage: Stage) -> _Ran:
+    def _ran(self, stage: Stage, name: str, is_whole: bool) -> _Ran:
         if stage.on_xrt and self._frozen:
             stage = stage.with_constants({n: f.value for n, f in self._frozen.items()})
         if not stage.on_xrt:
             return _Ran(stage, _for_eager(self.module, stage.graph))
-        from xrt_torch.translation import translate
+        from xrt_torch.translation import in_bytes, translate
 
-        options = {**self._options, **self._quick} if self._is_quick else self._options
-        return self._ran_by(stage, translate(stage.graph, f"{self.name}_{i}"), options)
+        model: Any = translate(stage.graph, name)
+        if is_whole and self._file is not None:
+            model = self._content = in_bytes(model)
+        return self._ran_by(stage, xrt.import_model(model), self._first_options)
+
+    def _of_kept(self, kept: KeptGraph) -> _Ran:
+        graph, options = xrt.import_model(kept.model), self._first_options
+        if kept.engine and self._is_quick:
+            with contextlib.suppress(xrt.XRTError):  # it is not installed any more
+                return self._ran_by(kept.stage, graph, {**options, "engine": kept.engine})
+        return self._ran_by(kept.stage, graph, options)
+
+    def _keep(self, stages: Sequence[_Ran]) -> None:
+        """Write the translation for other processes, once it is compiled, where it is all of the graph."""
+        file, self._file = self._file, None
+        content, self._content = self._content, None
+        if file is None or content is None or self._unset:
+            return
+        engines = {c.engine for c in stages[0].module.explain().report.clusters} if self._is_quick else set()
+        file.write(stages[0].stage, self._inputs, self._results, content, engines.pop() if len(engines) == 1 else "")
+
+    @property
+    def _first_options(self) -> dict[str, Any]:
+        return {**self._options, **self._quick} if self._is_quick else self._options
 
     def _ran_by(self, stage: Stage, graph: Any, options: Mapping[str, Any]) -> _Ran:
         module = xrt.XRTModule(graph, **options)
@@ -415,7 +448,7 @@ class CompiledGraph:
         seconds = self._seconds or (None, None)
         return {
             "name": self.name,
-            "operators": sum(n.op == "call_function" for n in self.module.graph.nodes),
+            "operators": operators_of(self.module.graph),
             "eager_reason": self.reason,
             "compiled": self.reason is None and self._stages is not None,
             "eager_operators": dict(self.eager_nodes),
@@ -426,7 +459,7 @@ class CompiledGraph:
 
     def explain(self) -> str:
         """What runs where, and why, as text."""
-        count = sum(n.op == "call_function" for n in self.module.graph.nodes)
+        count = operators_of(self.module.graph)
         lines = [f"{self.name}: {count} operators of torch"]
         stages = self._stages
         if self.reason is not None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xrt_torch import groups, linear_algebra, ordering, polynomials, pooling, resampling, special_functions
-from xrt_torch.pooling import along, widened
+from xrt_torch import convolution, groups, linear_algebra, ordering, polynomials, pooling, resampling, special_functions
+from xrt_torch.pooling import along
 
 aten = torch.ops.aten
 
@@ -49,7 +49,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
-    for module in (special_functions, polynomials, ordering, pooling, resampling, groups, linear_algebra):
+    for module in (special_functions, polynomials, ordering, pooling, resampling, convolution, groups, linear_algebra):
         made.update(module.decompositions())
     for operator, function in _OWN.items():
         made[operator] = function
@@ -119,49 +119,6 @@ def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 def _empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **given: Any) -> Tensor:
     order = [physical_layout.index(i) for i in range(len(size))]
     return torch.empty([size[d] for d in physical_layout], **given).permute(order)
-
-
-def _convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradient of the input is the transposed convolution, that of the weight a convolution of the input with the
-    gradient, with stride and dilation exchanged."""
-    n = x.dim() - 2
-    stride, padding, dilation = (widened(a, n) for a in (stride, padding, dilation))
-    kernel = weight.shape[2:]
-    to_input = to_weight = to_bias = None
-    if mask[0]:
-        if transposed:
-            to_input = aten.convolution(grad, weight, None, stride, padding, dilation, False, [0] * n, groups)
-        else:
-            rest = [
-                x.shape[2 + i]
-                - ((grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1)
-                for i in range(n)
-            ]
-            to_input = aten.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
-    if mask[1]:
-        large, small = (grad, x) if transposed else (x, grad)
-        batch, channels = large.shape[:2]
-        one = large.reshape(batch, groups, channels // groups, *large.shape[2:])
-        one = one.permute(2, 1, 0, *range(3, 3 + n)).reshape(channels // groups, groups * batch, *large.shape[2:])
-        made = aten.convolution(one, small.transpose(0, 1), None, dilation, padding, stride, False, [0] * n, groups)
-        for i in range(n):
-            made = made.narrow(2 + i, 0, kernel[i])
-        to_weight = made.transpose(0, 1)
-    if mask[2]:
-        to_bias = grad.sum([0, *range(2, 2 + n)])
-    return to_input, to_weight, to_bias
 
 
 def _replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
@@ -692,7 +649,6 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.bucketize.Scalar: _bucketize,
     aten.bucketize.Tensor: _bucketize,
     aten.cat.default: _cat,
-    aten.convolution_backward.default: _convolution_backward,
     aten.copy.default: _copy,
     aten.copysign.Scalar: _copysign,
     aten.copysign.Tensor: _copysign,

@@ -27,12 +27,22 @@ CHECKS = "torch looks whether a factorisation failed, and raises its error"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Part of a graph. graph: placeholders for `inputs`, results for `outputs`, both names in the whole graph."""
+    """Part of a graph. graph: placeholders for `inputs`, results for `outputs`, both names in the whole graph. takes,
+    gives: what is known of their values."""
 
     graph: Graph
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     on_xrt: bool
+    takes: tuple[Any, ...]
+    gives: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, inputs: tuple[str, ...], outputs: tuple[str, ...], on_xrt: bool) -> Stage:
+        """The stage of a graph whose nodes say what they are."""
+        results: Any = graph.output_node().args[0]
+        takes = tuple(n.meta.get("val") for n in graph.nodes if n.op == "placeholder")
+        return cls(graph, inputs, outputs, on_xrt, takes, tuple(r.meta.get("val") for r in results))
 
     def with_constants(self, values: Mapping[str, torch.Tensor]) -> Stage:
         """The stage whose inputs of these names are constants."""
@@ -46,12 +56,17 @@ class Stage:
                 env[n].meta = dict(n.meta)
         results: Any = self.graph.output_node().args[0]
         made.output(tuple(env[r] for r in results))
-        return Stage(made, tuple(i for i in self.inputs if i not in values), self.outputs, self.on_xrt)
+        return Stage.of(made, tuple(i for i in self.inputs if i not in values), self.outputs, self.on_xrt)
 
     @property
     def size(self) -> int:
         """Number of operators."""
-        return sum(n.op == "call_function" for n in self.graph.nodes)
+        return operators_of(self.graph)
+
+
+def operators_of(graph: Graph) -> int:
+    """Number of operators."""
+    return sum(n.op in ("call_function", "call_method") for n in graph.nodes)
 
 
 def copy_of(graph: Graph) -> Graph:
@@ -189,4 +204,4 @@ def _extract(nodes: list[Node], results: list[Node], views: set[Node], *, on_xrt
         env[n] = made.node_copy(n, lambda a: env[a])
         env[n].meta = dict(n.meta)
     made.output(tuple(env[r] for r in results))
-    return Stage(made, tuple(inputs), tuple(r.name for r in results), on_xrt)
+    return Stage.of(made, tuple(inputs), tuple(r.name for r in results), on_xrt)

@@ -15,10 +15,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx._internal.exporter import _core, _fx_passes, _ir_passes, _registration
 
-import xrt_core as xrt
 from xrt_core.errors import ModelLoadError
-from xrt_core.ir.graph import Graph
 from xrt_torch.complex_numbers import dft
+from xrt_torch.convolution import conv_filter_grad
 from xrt_torch.partition import copy_of
 from xrt_torch.polynomials import recurrence
 
@@ -55,6 +54,7 @@ def registry() -> Any:
         made.register_op(torch.ops.aten.sort.stable, _sort_stable)
         made.register_op(dft._opoverload, _dft)
         made.register_op(recurrence._opoverload, _recurrence)
+        made.register_op(conv_filter_grad._opoverload, _conv_filter_grad)
         made.register_op(torch.ops.aten._native_batch_norm_legit_no_training.default, _batch_norm)
         return made
 
@@ -65,6 +65,23 @@ def _dft(x: Any, dim: int, inverse: bool) -> Any:
 
     made = op.DFT(op.Unsqueeze(x, [0]), axis=dim + 1, inverse=int(inverse), onesided=0)
     return op.Squeeze(made, [0])
+
+
+def _conv_filter_grad(
+    x: Any,
+    grad: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Any:
+    """An operator of XRT's dialect, which onnxscript does not know: recorded as torch records operators of users."""
+    given = {"kernel_shape": kernel, "strides": stride, "pads": [*padding, *padding], "dilations": dilation}
+    attributes = [ir.AttrInt64s(name, list(numbers)) for name, numbers in given.items()]
+    node = ir.Node("xrt", "ConvFilterGrad", [x, grad], [*attributes, ir.AttrInt64("group", groups)], version=1)
+    _core.current_tracer.nodes.append(node)
+    return node.outputs[0]
 
 
 def _batch_norm(x: Any, *rest: Any) -> Any:
@@ -93,16 +110,21 @@ def _sort_stable(x: Any, stable: bool | None = None, dim: int = -1, descending: 
     return aten_sort(x, dim, descending)
 
 
-def translate(graph: torch.fx.Graph, name: str) -> Graph:
-    """Return the XRT graph of an FX graph, whose placeholders and results become inputs and outputs in order.
+def translate(graph: torch.fx.Graph, name: str) -> ir.Model:
+    """Return the ONNX model of an FX graph, whose placeholders and results become inputs and outputs in order.
 
     Integers (SymInts) become int64 scalars. Every result must be a node; the graph is left as it is.
 
     Raises UntranslatableError for an operator that torchlib lacks, or that it refuses for these types.
     """
     with _quietly():
-        model = _onnx_of(graph, name)
-    return xrt.import_model(model)
+        return _onnx_of(graph, name)
+
+
+def in_bytes(model: ir.Model) -> bytes:
+    """A translation as the bytes of an ONNX model."""
+    content: bytes = ir.to_proto(model).SerializeToString()
+    return content
 
 
 def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
@@ -117,6 +139,8 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     _keep_doubles(module.graph)
     model = ir.Model(ir.Graph([], [], nodes=[], name=name), ir_version=10)
     values = _translated(module.graph, model)
+    for made in model.graph:
+        made.metadata_props.clear()  # where an operator came from, as text: three quarters of the model's bytes
     _connect(module.graph, model.graph, values)
     _ir_passes.add_opset_imports(model)
     model.opset_imports.setdefault("", registry().opset_version)  # of a graph without nodes

@@ -37,12 +37,25 @@ def sum_pixels(ctx: XlaContext, x: Any) -> Any:
     return x
 
 
+def _by_channel(ctx: XlaContext, x: Any, axes: Any) -> Any:
+    """The sum of x[N, C, ...] over all axes but the channels', in the type to compute in and of the shape that the node
+    gives it, as the rest of a network runs: channels last. None for other axes, types and devices."""
+    over = reduced_axes(ctx, x.ndim, axes)
+    if ctx.kind != "cpu" or x.ndim < 3 or over != (0, *range(2, x.ndim)) or not x.size or not float_like(x.dtype):
+        return None
+    sums = sum_pixels(ctx, ctx.xp.moveaxis(x.astype(wide(np.dtype(x.dtype))), 1, -1))
+    return ctx.xp.reshape(sums, (1, -1, *(1,) * (x.ndim - 2)) if ctx.attr("keepdims", 1) else (-1,))
+
+
 @xla_kernel("ReduceSum", static=(1,))
 def reduce_sum(ctx: XlaContext, x: Any, axes: Any = None) -> Any:
-    """Sums over all axes but the channels' (the gradient of a bias) as the rest of a network runs: channels last."""
-    xp, over = ctx.xp, reduced_axes(ctx, x.ndim, axes)
-    if ctx.kind != "cpu" or x.ndim < 3 or over != (0, *range(2, x.ndim)) or not x.size or not float_like(x.dtype):
-        return portable(ctx, x, axes)
-    sums = sum_pixels(ctx, xp.moveaxis(x.astype(wide(np.dtype(x.dtype))), 1, -1))
-    shape = (1, -1, *(1,) * (x.ndim - 2)) if ctx.attr("keepdims", 1) else (-1,)
-    return narrow(xp.reshape(sums, shape), x.dtype)
+    """Sums by channel (the gradient of a bias) in stages."""
+    sums = _by_channel(ctx, x, axes)
+    return portable(ctx, x, axes) if sums is None else narrow(sums, x.dtype)
+
+
+@xla_kernel("ReduceMean", static=(1,))
+def reduce_mean(ctx: XlaContext, x: Any, axes: Any = None) -> Any:
+    """Means by channel (statistics of a batch) in stages."""
+    sums = _by_channel(ctx, x, axes)
+    return portable(ctx, x, axes) if sums is None else narrow(sums / (x.size // x.shape[1]), x.dtype)
