@@ -21,8 +21,8 @@ import numpy as np
 
 from xrt_xla.kernels.context import XlaContext
 
-_CHANNELS: Final = 64
-_POSITIONS: Final = 1024
+_CHANNELS: Final = 48
+_POSITIONS: Final = 192
 """From how many channels, of both sides, and positions on it is faster."""
 
 _TILES: Final = 6 << 20
