@@ -38,6 +38,7 @@ from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, call_with_timeout, in_background, is_shutting_down
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_pool
 from xrt_core.host.blas_threads import fewer_blas_threads
+from xrt_core.host.freed_memory import give_back
 from xrt_core.host.place import HostPlace, synchronize
 from xrt_core.ir.function import Function, operators_of
 from xrt_core.ir.graph import engine_and_device
@@ -47,10 +48,11 @@ from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.transfers import Adapt, numpy_executable
 from xrt_core.verify.reference import ON_CPU
 from xrt_core.verify.repro import Stage, make_bundle, save_bundle
-from xrt_core.verify.verdict import Outcome
+from xrt_core.verify.verdict import HOST, Outcome
 
 _MAX_RECORDS: Final = 4096
 _LONGEST_LOAD: Final = 10.0  # seconds that a first call waits for an executable with a cached verdict
+_LONG: Final = 2e-3  # seconds of a call of the host from which on its temporary arrays may be large
 _SHORTEST_LOAD: Final = 2.0  # seconds that loading an executable has at least, whatever its verification took
 
 
@@ -386,6 +388,8 @@ class GuardManager:
             reason=record.reason,
             timings=outcome.timings,
         )
+        if self.settings.asynchronous and outcome.timings.get(HOST, 0.0) > _LONG:
+            give_back()
 
     def _inputs(self, arrays: Sequence[Any] | None) -> list[np.ndarray] | None:
         """Copies of a call's inputs to verify on; None if that is off, or they are too large."""
