@@ -2,19 +2,28 @@
 
     python benchmarks/varying_shapes.py [--engine onnxruntime] [--requests 60] [--layers 6] [--guard 0|1] [--host]
     python benchmarks/varying_shapes.py --engine xla --buckets auto --host
+    python benchmarks/varying_shapes.py --engine auto --apart 3
 
 The model is an encoder like all-MiniLM-L6 (6 layers, 384 wide, 12 heads, vocabulary 30522, random weights) with the
 shape arithmetic that exporters write. Requests come to both sides in turn, so that a busy machine slows both; the first
 call of each is in the total. With `--host` each request is timed through the host alone as well, beside the others: its
 first call, which plans for these sizes, and its second. What the process holds then counts the host's plans too.
+
+ONNX Runtime's threads spin for 20 ms and more after a run, and take a processor from the side that comes next. With
+`--apart N` each side has a process of its own, in which the requests come at full rate, N times in turns; the medians
+are compared. Processor time is that of the process and its workers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import resource
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -107,9 +116,80 @@ def requests(count: int, words: int = 30522, seed: int = 1) -> list[dict[str, np
 
 
 def resident() -> float:
-    """MB of memory that this process holds."""
+    """MB of memory that this process holds; pages that are mapped twice, as a model's file may be, count once."""
+    try:
+        rows = pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(int(row.split()[1]) for row in rows if row.startswith("Pss:")) * 1024 / 1e6
+    except (OSError, StopIteration):
+        pass
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and its children, running and ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = time.process_time() + ended.ru_utime + ended.ru_stime
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            row = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it has ended
+            continue
+        if int(row[1]) == os.getpid():
+            total += (int(row[11]) + int(row[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def alone(side: str, path: pathlib.Path, work: list[dict[str, np.ndarray]], more: dict[str, Any]) -> None:
+    """All requests through one side, and what they took as a line of JSON."""
+    import onnxruntime as ort
+
+    import xrt_core as xrt
+
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 3
+    module = None
+    start, used = time.perf_counter(), processor_seconds()
+    if side == "onnxruntime":
+        session = ort.InferenceSession(path, settings)
+        call: Any = lambda inputs: session.run(None, inputs)  # noqa: E731
+    else:
+        module = xrt.XRTModule(path, **more)
+        call = module.run
+    begin, memory = time.perf_counter(), []
+    seconds = begin - start
+    for inputs in work:
+        begin = time.perf_counter()
+        call(inputs)
+        seconds += time.perf_counter() - begin
+        memory.append(resident())
+    used = processor_seconds() - used
+    live = (
+        0 if module is None else next((c["host_calls"] for c in module.report().clusters if c["chosen"] != "host"), -1)
+    )
+    if module is not None:
+        module.wait(300)
+    begin = time.perf_counter()
+    for inputs in work:
+        call(inputs)
+    again = time.perf_counter() - begin
+    after = memory[-1] - memory[min(9, len(memory) - 1)]
+    print(json.dumps({"total": seconds, "processor": used, "again": again, "after_tenth_mb": after, "by_host": live}))
+
+
+def apart(rounds: int, given: Sequence[str]) -> None:
+    """Run each side in processes of its own, in turns, and print one line of JSON."""
+    found: dict[str, list[dict[str, float]]] = {"onnxruntime": [], "xrt": []}
+    for k in range(rounds):
+        for side in sorted(found, reverse=bool(k % 2)):
+            command = [sys.executable, __file__, *given, "--only", side]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            found[side].append(json.loads(said.splitlines()[-1]))
+    middle = {s: {k: statistics.median(row[k] for row in rows) for k in rows[0]} for s, rows in found.items()}
+    row: dict[str, Any] = {s: {k: round(v, 2) for k, v in values.items()} for s, values in middle.items()}
+    for k in ("total", "processor", "again"):
+        row[f"ratio_{k}"] = round(middle["xrt"][k] / middle["onnxruntime"][k], 3)
+    print(json.dumps(row))
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -124,7 +204,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--buckets", default="off")
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--explain", action="store_true")
+    parser.add_argument("--apart", type=int, default=0, help="rounds of a process for each side")
+    parser.add_argument("--only", choices=("onnxruntime", "xrt"), help=argparse.SUPPRESS)
     options = parser.parse_args(given)
+    if options.apart and options.only is None:
+        apart(options.apart, sys.argv[1:] if given is None else given)
+        return
 
     import onnxruntime as ort
 
@@ -136,6 +221,9 @@ def main(given: Sequence[str] | None = None) -> None:
     if options.declared:
         more["shapes"] = {"ids": ("batch", "length"), "mask": ("batch", "length")}
     work = requests(options.requests)
+    if options.only is not None:
+        alone(options.only, path, work, {"engine": options.engine.split(","), "cache": "off", **more})
+        return
     seconds: dict[str, list[float]] = {"onnxruntime": [], "xrt": []}
     settings = ort.SessionOptions()
     settings.log_severity_level = 3

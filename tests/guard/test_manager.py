@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import itertools
 import json
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 import textwrap
@@ -41,9 +43,10 @@ from xrt_core import ops
 from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
 from xrt_core.errors import OptionError
 from xrt_core.frontends.onnx_export import save
+from xrt_core.guard import manager
 from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.guard.worker_pool import WorkerSlot, process_pool
-from xrt_core.host import blas_threads
+from xrt_core.host import blas_threads, freed_memory
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.module import XRTModule
@@ -163,6 +166,37 @@ def test_a_provisional_choice_of_the_host_is_retried(monkeypatch: pytest.MonkeyP
         assert other.wait(60)
         assert other.report().clusters[0]["state"] == "live"
     assert races == ["host", "plain"]
+
+
+@pytest.mark.parametrize(("host", "is_given_back"), [(0.1, True), (1e-4, False)])
+def test_memory_of_the_host_is_given_back(host: float, is_given_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once an executable answers, what the host's long calls have freed goes back to the system."""
+
+    def tune(runs: Any, *args: Any, **options: Any) -> autotune.Tuning:
+        return autotune.Tuning("plain", dict.fromkeys(runs, host), 1)
+
+    given: list[int] = []
+    monkeypatch.setattr(evaluate, "tune", tune)
+    monkeypatch.setattr(manager, "give_back", lambda: given.append(1))
+    graph, x, _ = product(64)
+    with module(graph, "plain", guard_sandbox=False, guard_tune=True) as m:
+        m(x)
+        assert m.wait(60)
+        assert eventually(lambda: bool(given)) if is_given_back else not given
+
+
+def test_freed_memory_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the C library keeps between blocks that are in use; without glibc nothing happens."""
+    pages = pathlib.Path("/proc/self/statm")
+    if pages.exists() and platform.libc_ver()[0] == "glibc":
+        blocks = [bytes(100_000) for _ in range(500)]  # below the size from which a block is mapped by itself
+        kept, blocks = blocks[::50], []
+        before = int(pages.read_text().split()[1])
+        freed_memory.give_back()
+        assert int(pages.read_text().split()[1]) * 4096 < before * 4096 - 20_000_000
+        assert len(kept) == 10
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    freed_memory.give_back()
 
 
 def test_synchronous() -> None:

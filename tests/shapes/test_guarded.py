@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 import xrt_core as xrt
 from tests.guard import engines as tested
-from tests.guard.guarded import eventually, module, not_registered, registered
+from tests.guard.guarded import eventually, forget_verdicts, module, not_registered, registered
 from tests.shapes.models import Builder, found_by_data
 from tests.shapes.test_plans import entries, run, symbolic
 from xrt_core.cache.store import Compilation, ExecutableStore, forget_all
@@ -28,7 +28,7 @@ from xrt_core.ir.graph import Support
 from xrt_core.passes.symbolic_shapes import function_at
 from xrt_core.plugins import plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE
-from xrt_core.verify import autotune
+from xrt_core.verify import autotune, evaluate
 
 pytestmark = pytest.mark.tiny_clusters
 
@@ -110,6 +110,112 @@ def test_what_follows_data_under_guard() -> None:
         np.testing.assert_allclose(run(m, {"x": x}), run(host, {"x": x}), rtol=1e-5, atol=1e-6)
         assert m.wait(60)
     assert len(symbolic(m)) == 1
+
+
+def test_the_first_engine_answers_before_the_others_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a symbolic cluster the first engine that is right is live while the others have not been compiled; they are
+    compared some time later, at once where somebody waits, and the fastest takes over. A verdict that knows the first
+    one alone serves the next module likewise, but for one that waits for its verdict."""
+    raced: list[list[str]] = []
+
+    def tune(runs: Any, *args: Any, **options: Any) -> autotune.Tuning:
+        raced.append(list(runs))
+        best = list(runs)[-2]
+        return autotune.Tuning(best, {n: 1.0 + (n != best) for n in runs}, 1)
+
+    monkeypatch.setattr(evaluate, "tune", tune)
+    options = {**IN_PROCESS, "guard_async": True, "guard_tune": True, "shapes": {"x": ("n", 4)}}
+    names, want = ["wrong_for_50_rows", "right_for_any_size"], run(module(product(), "host"), rows(7))
+    with registered(RightForAnySize):
+        m = module(product(), names, **options)
+        m.run(rows(7))
+        assert eventually(lambda: any(e.name == "guard.live" for e in m.events))
+        (launch,) = m._pipeline.accelerated.services.guard._all()  # type: ignore[union-attr]
+        assert launch.record.chosen == "wrong_for_50_rows"
+        assert launch.untried == ("right_for_any_size",)
+        assert "right_for_any_size will be compared later" in str(m.explain())
+        assert raced == [["wrong_for_50_rows", "host"]]
+        np.testing.assert_allclose(run(m, rows(7)), want, rtol=1e-5)
+
+        other = module(product(), names, **options)
+        other.run(rows(7))
+        assert eventually(lambda: any(e.name == "guard.live" for e in other.events))
+        assert len(raced) == 1
+        other.close()
+        waits = module(product(), names, **options | {"guard_async": False})
+        waits.run(rows(7))
+        assert waits.report().clusters[0]["chosen"] == "right_for_any_size"
+
+        assert m.wait(60)
+        assert len(raced) == 3
+        assert launch.record.chosen == "right_for_any_size"
+        assert not launch.untried
+        assert raced[-1] == ["wrong_for_50_rows", "right_for_any_size", "host"]
+        np.testing.assert_allclose(run(m, rows(50)), run(module(product(), "host"), rows(50)), rtol=1e-5)
+
+
+def test_engines_left_for_later_are_compared_when_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By calls alone, ten seconds after the first engine answers; once, also where that fails."""
+    monkeypatch.setattr(evaluate, "tune", lambda runs, *args, **options: first_wins(runs))
+    options = {**IN_PROCESS, "guard_async": True, "guard_tune": True, "shapes": {"x": ("n", 4)}}
+    with registered(RightForAnySize):
+        m = module(product(), ["wrong_for_50_rows", "right_for_any_size"], **options)
+        m.run(rows(7))
+        assert eventually(lambda: any(e.name == "guard.live" for e in m.events))
+        (launch,) = m._pipeline.accelerated.services.guard._all()  # type: ignore[union-attr]
+        told: list[str] = []
+        launch._failures.drifted = lambda launch, why: told.append(why)  # type: ignore[method-assign,assignment]
+        for _ in range(70):
+            m.run(rows(7))
+        assert not told
+        launch.expectation._next = 0.0
+        for _ in range(200):
+            m.run(rows(7))
+        assert told == ["right_for_any_size had not been tried"]
+
+
+def test_a_clear_lead_over_the_host_needs_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one candidate of a symbolic cluster is right and was twice as fast as the host while it was checked."""
+    raced: list[list[str]] = []
+
+    def tune(runs: Any, *args: Any, **options: Any) -> autotune.Tuning:
+        raced.append(list(runs))
+        return first_wins(runs)
+
+    monkeypatch.setattr(evaluate, "tune", tune)
+    options = {**IN_PROCESS, "guard_tune": True, "shapes": {"x": ("n", 4)}}
+    for slower, races in ((1e6, 0), (1e-6, 1)):
+        monkeypatch.setattr(evaluate.ReferenceExecutor, "seconds", Constant(slower))
+        forget_verdicts()
+        m = module(product(), "wrong_for_50_rows", **options)
+        m.run(rows(7))
+        assert m.report().clusters[0]["chosen"] == "wrong_for_50_rows"
+        assert len(raced) == races
+
+
+def first_wins(runs: Any) -> autotune.Tuning:
+    """A race that ends as if all were equally fast."""
+    return autotune.Tuning(next(iter(runs)), dict.fromkeys(runs, 1.0), 1)
+
+
+class RightForAnySize(tested.RightForOneSize):
+    """As that, and right."""
+
+    name = "right_for_any_size"
+    rows = -1
+
+
+class Constant:
+    """An attribute that stays what it is."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __get__(self, owner: Any, kind: Any) -> float:
+        return self.value
+
+    def __set__(self, owner: Any, value: float) -> None:
+        pass
 
 
 DROPPED = {**IN_PROCESS, "guard_verify": False, "guard_async": True}

@@ -49,6 +49,7 @@ _WORTH_WAITING: Final = 0.1  # seconds of a host call; loading an executable tak
 _OF_AN_ATTEMPT: Final = 0.6  # part of the time that is left, while there are other candidates for another attempt
 _SHORTEST: Final = 0.5  # seconds that an attempt, or the loading of an executable, has at least
 _WORTH_A_CHANGE: Final = 1.05  # times as fast as what runs now
+_CLEAR_LEAD: Final = 2.0  # times as fast as the host while it was checked: it needs no race
 _DEADLINE: Final = 0.8  # part of the time limit after which a verification concludes with what it has found
 
 
@@ -132,6 +133,8 @@ class ClusterBuilder:
         known = None if disk is not None and disk.mode == "verify" else find_verdict(key, function, disk)
         if known is not None and known.provisional and record.outcome is not None:
             known = None  # this race is to be repeated
+        if known is not None and known.untried and not self._settings.asynchronous:
+            known = None  # who waits for the verdict gets the whole race
         if known is not None:
             self._events.emit("guard.known", cluster=function.name, engine=launch.engine, verdict=known.verdict)
             return known, True
@@ -140,11 +143,39 @@ class ClusterBuilder:
         if self._settings.sandbox:
             self._events.progress("wait", cluster=function.name, reason="a worker process takes it")
         build = self._in_worker if self._settings.sandbox else self._in_process
-        outcome = build(launch, names, inputs, slot, until)
+        first = self._first_alone(build, launch, names, inputs, slot, until)
+        outcome = build(launch, names, inputs, slot, until) if first is None else first
         if outcome.verdict == "wrong" and kind_of(outcome) in ("raised", "memory"):
             outcome = dataclasses.replace(outcome, verdict="failed")  # a retry may succeed
         keep_verdict(key, function, disk, outcome)
         return outcome, False
+
+    def _first_alone(
+        self,
+        build: Callable[..., Outcome],
+        launch: GuardedLaunch,
+        names: Sequence[str],
+        inputs: list[np.ndarray] | None,
+        slot: WorkerSlot,
+        until: float,
+    ) -> Outcome | None:
+        """The outcome for the first candidate of a symbolic function, which answers before the others are compiled and
+        timed: calls whose sizes vary come one after another, and would wait on the host for the whole race. None where
+        that is no such function, or where this candidate does not do."""
+        if not (launch.function.is_symbolic and self._settings.asynchronous and self._settings.tune and len(names) > 1):
+            return None
+        now = time.monotonic()
+        try:
+            found = build(launch, names[:1], inputs, slot, now + _OF_AN_ATTEMPT * (until - now))
+        except WorkerFailure:
+            if is_shutting_down():
+                raise
+            return None  # the others are tried beside it, and what failed is recorded
+        if found.verdict != "ready":
+            return None
+        others = tuple(names[1:])
+        reason = f"{found.reason}; {', '.join(others)} will be compared later"
+        return dataclasses.replace(found, untried=others, reason=reason)
 
     def disprove(self, launch: GuardedLaunch, reason: str) -> None:
         """Keep the verdict "wrong" for a cluster, in place of the one it was live by."""
@@ -183,7 +214,11 @@ class ClusterBuilder:
             reason = f"{before.timed} stays, as {outcome.timed} is not {_WORTH_A_CHANGE:g}x as fast"
             busy = "; provisional, as other processes kept the machine busy" if outcome.provisional else ""
             outcome = dataclasses.replace(
-                before, timings=outcome.timings, reason=reason + busy, provisional=outcome.provisional
+                before,
+                timings=outcome.timings,
+                reason=reason + busy,
+                provisional=outcome.provisional,
+                untried=(),
             )
         keep_verdict(self._verdict_key(launch, names), launch.function, self._exchange.disk_cache(), outcome)
         return outcome
@@ -279,9 +314,12 @@ class ClusterBuilder:
         return names if self._settings.tune else names[:1]
 
     def _examination(self, launch: GuardedLaunch) -> EvaluationSettings:
-        """How a cluster is examined: one that is placed on a device stays there, whatever is faster elsewhere."""
-        placed = engine_and_device(launch.engine)[1]
-        return dataclasses.replace(self._examine, tune=False) if placed else self._examine
+        """How a cluster is examined: one that is placed on a device stays there, whatever is faster elsewhere, and of a
+        symbolic one, whose calls take as many times as they have sizes, a clear lead over the host is enough."""
+        if engine_and_device(launch.engine)[1]:
+            return dataclasses.replace(self._examine, tune=False)
+        lead = _CLEAR_LEAD if launch.function.is_symbolic else 0.0
+        return dataclasses.replace(self._examine, clear_lead=lead)
 
     def _engines(self, names: Sequence[str]) -> list[str]:
         """The engines that candidates need: with "auto" one that supports part of a cluster shares it with others."""

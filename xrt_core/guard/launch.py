@@ -140,12 +140,21 @@ class GuardedLaunch(Launch):
             return f"{record.state.value}, the host runs it: {record.reason}"
         if record.outcome is not None and record.outcome.serialised:
             return "its runs take turns, as they are wrong on two threads at once"
+        if self.untried:
+            return f"{record.chosen} was ready first; {', '.join(self.untried)} will be compared later"
         if record.outcome is not None and record.outcome.provisional:
             return f"the choice of {record.chosen} is provisional, as other processes kept the machine busy"
         if record.faults:
             last = record.faults[-1]
             return f"failed at {last.stage} before: {last.message}"
         return ""
+
+    @property
+    def untried(self) -> tuple[str, ...]:
+        """The engines that were not compared with the one that answers, and will be."""
+        outcome = self.record.outcome
+        is_live = self.record.state is State.LIVE and not self.unwanted
+        return outcome.untried if outcome is not None and is_live else ()
 
     # --- changes of state ------------------------------------------------------------------------------------------
 
@@ -385,6 +394,8 @@ class GuardedLaunch(Launch):
         record = self.record
         record.engine_seconds.append(seconds)
         if self.function.is_symbolic:  # times of calls of other sizes say nothing
+            if self.untried and self.expectation.is_due():
+                self._failures.drifted(self, f"{', '.join(self.untried)} had not been tried")
             return
         if self.record.outcome is not None and self.record.outcome.timed and (why := self.expectation.add(seconds)):
             self._failures.drifted(self, why)
@@ -583,6 +594,13 @@ class Expectation:
         shortest = max(_REST, _RACES * seconds)
         self._rest = min(max(2 * self._rest, shortest), _LONGEST_REST) if provisional else shortest
         self._next = self._clock() + self._rest
+
+    def is_due(self) -> bool:
+        """Whether it is time for the race that a choice had none of; asked again after `raced` only, if it is."""
+        if self._clock() < self._next:
+            return False
+        self._next = math.inf
+        return True
 
     def add(self, seconds: float) -> str:
         """Note the time of a call. Returns why the race should be re-opened, "" if it should not."""

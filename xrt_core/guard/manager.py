@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import math
@@ -37,6 +38,7 @@ from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, call_with_timeout, in_background, is_shutting_down
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_pool
 from xrt_core.host.blas_threads import fewer_blas_threads
+from xrt_core.host.freed_memory import give_back
 from xrt_core.host.place import HostPlace, synchronize
 from xrt_core.ir.function import Function, operators_of
 from xrt_core.ir.graph import engine_and_device
@@ -46,10 +48,11 @@ from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.transfers import Adapt, numpy_executable
 from xrt_core.verify.reference import ON_CPU
 from xrt_core.verify.repro import Stage, make_bundle, save_bundle
-from xrt_core.verify.verdict import Outcome
+from xrt_core.verify.verdict import HOST, Outcome
 
 _MAX_RECORDS: Final = 4096
 _LONGEST_LOAD: Final = 10.0  # seconds that a first call waits for an executable with a cached verdict
+_LONG: Final = 2e-3  # seconds of a call of the host from which on its temporary arrays may be large
 _SHORTEST_LOAD: Final = 2.0  # seconds that loading an executable has at least, whatever its verification took
 
 
@@ -87,14 +90,14 @@ class GuardManager:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._launches: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()
-        self._building: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()  # those with a queued or running job
+        self._building: weakref.WeakKeyDictionary[GuardedLaunch, Job] = weakref.WeakKeyDictionary()  # queued or running
         self._searched: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()  # those whose faults were looked for
         _managers.add(self)
 
     def after_fork(self) -> None:
         """In a process that was just forked: no build goes on here."""
         self._lock = threading.Lock()
-        self._building = weakref.WeakSet()
+        self._building = weakref.WeakKeyDictionary()
         self._builder.after_fork()
 
     # --- used by the pipeline --------------------------------------------------------------------------------------
@@ -134,12 +137,22 @@ class GuardManager:
                 self.begin(launch, None)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until every started build has ended: live, failed or rejected. Returns False after `timeout` seconds."""
+        """Wait until every started build has ended: live, failed or rejected, and engines that were left for later were
+        compared. Returns False after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for launch in self._all():
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             if launch in self._building and not launch.record.settled.wait(left):
                 return False
+        for launch in self._all():
+            while launch.untried:
+                self.drifted(launch, f"{', '.join(launch.untried)} had not been tried")  # unless it is going on
+                left = None if deadline is None else max(deadline - time.monotonic(), 0)
+                job = self._building.get(launch)
+                if job is None or self.closed:
+                    break
+                if not job.done.wait(left):
+                    return False
         return True
 
     def begin_all(self, launches: Sequence[Launch], ranges: Mapping[Function, tuple[Range | None, ...]]) -> None:
@@ -203,18 +216,8 @@ class GuardManager:
         """Queue the build of a cluster that is queued or failed. arrays: inputs of a call. seconds: how long to wait
         for it, None for no limit; a synchronous guard, and what came with the model, are always waited for."""
         record = launch.record
-        with self._lock:
-            states = (State.QUEUED, State.FAILED, State.REJECTED)
-            if self.closed or launch.unwanted or launch in self._building or record.state not in states:
-                return
-            self._building.add(launch)
-        record.retry_at = math.inf
-        if record.state is not State.QUEUED:
-            record.move(State.QUEUED, "retry")
-        inputs = self._inputs(arrays)
-        if arrays is not None and self.settings.verify:
-            launch.ranges = ranges_of(arrays)
         reference = weakref.ref(launch)  # a plan that is evicted meanwhile needs no executable
+        inputs: list[np.ndarray] | None = None
 
         def work(slot: WorkerSlot) -> None:
             found = reference()
@@ -223,13 +226,24 @@ class GuardManager:
                 with fewer_blas_threads() if self.settings.asynchronous else contextlib.nullcontext():
                     self._run_build(found, inputs, slot)
 
-        job = Job(work, self)
+        with self._lock:
+            states = (State.QUEUED, State.FAILED, State.REJECTED)
+            if self.closed or launch.unwanted or launch in self._building or record.state not in states:
+                return
+            job = self._building[launch] = Job(work, self)
+        record.retry_at = math.inf
+        if record.state is not State.QUEUED:
+            record.move(State.QUEUED, "retry")
+        inputs = self._inputs(arrays)
+        if arrays is not None and self.settings.verify:
+            launch.ranges = ranges_of(arrays)
+
         launch.cancel = partial(process_pool().cancel_job, job)
         try:
             process_pool().submit(job)
         except WorkerFailure as e:
             with self._lock:
-                self._building.discard(launch)
+                self._building.pop(launch, None)
             self._fail(launch, FailureRecord("compile", e.kind, str(e)))
             return
         if not self.settings.asynchronous or self._builder.trusts(launch.function):
@@ -291,7 +305,7 @@ class GuardManager:
             launch.cancel = None
             record.settled.set()  # also if it was cancelled
             with self._lock:
-                self._building.discard(launch)
+                self._building.pop(launch, None)
 
     def _search(self, launch: GuardedLaunch, inputs: list[np.ndarray], slot: WorkerSlot) -> None:
         """Look for the nodes of a disproved cluster that are at fault, and let an engine have the others."""
@@ -346,8 +360,10 @@ class GuardManager:
             record.add_reason(f"a race that was re-opened failed: {describe(e)}")
         finally:
             launch.expectation.raced(time.perf_counter() - start, provisional)
+            if record.outcome is not None and record.outcome.untried:  # it failed, and is not repeated for their sake
+                record.outcome = dataclasses.replace(record.outcome, untried=())
             with self._lock:
-                self._building.discard(launch)
+                self._building.pop(launch, None)
 
     def _go_live(self, launch: GuardedLaunch, executable: Executable, start: float) -> None:
         record, outcome = launch.record, launch.record.outcome
@@ -372,6 +388,8 @@ class GuardManager:
             reason=record.reason,
             timings=outcome.timings,
         )
+        if self.settings.asynchronous and outcome.timings.get(HOST, 0.0) > _LONG:
+            give_back()
 
     def _inputs(self, arrays: Sequence[Any] | None) -> list[np.ndarray] | None:
         """Copies of a call's inputs to verify on; None if that is off, or they are too large."""
@@ -409,10 +427,6 @@ class GuardManager:
         background."""
         if not self.settings.asynchronous or self._builder.trusts(launch.function):
             return
-        with self._lock:
-            if self.closed or launch in self._building:
-                return
-            self._building.add(launch)
         reference = weakref.ref(launch)
 
         def work(slot: WorkerSlot) -> None:
@@ -421,11 +435,15 @@ class GuardManager:
                 with fewer_blas_threads():
                     self._race(found, reason, slot)
 
+        with self._lock:
+            if self.closed or launch in self._building:
+                return
+            job = self._building[launch] = Job(work, self)
         try:
-            process_pool().submit(Job(work, self))
+            process_pool().submit(job)
         except WorkerFailure:  # the pool is closed
             with self._lock:
-                self._building.discard(launch)
+                self._building.pop(launch, None)
 
     def disproved(self, launch: GuardedLaunch, reason: str, inputs: Sequence[np.ndarray]) -> None:
         """See `FailureSink`. The search is made once for each cluster."""

@@ -38,7 +38,8 @@ class Outcome:
     rejected. finite_only: the engines' results are the host's for finite inputs, and not for NaN and infinities.
     serialised: they are right in one thread at a time, and wrong in two at once. notes: what the engines change in the
     process, beside their results. timed: which of `timings` is that of the choice, "" where nothing was timed.
-    provisional: the machine was busy while candidates were timed, so that another may be the fastest.
+    provisional: the machine was busy while candidates were timed, so that another may be the fastest. untried: engines
+    that were not compared, as the first one that was right answers meanwhile.
     """
 
     verdict: Verdict
@@ -51,6 +52,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     timed: str = ""
     provisional: bool = False
+    untried: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, of which `decoding` makes an Outcome again."""
@@ -65,6 +67,7 @@ class Outcome:
             "notes": list(self.notes),
             "timed": self.timed,
             "provisional": self.provisional,
+            "untried": list(self.untried),
         }
 
     def covers(self, nodes: int) -> bool:
