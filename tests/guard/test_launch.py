@@ -443,6 +443,30 @@ def test_shadow_runs() -> None:
     np.testing.assert_array_equal(launch([X, X])[0], X + X)
 
 
+def test_a_run_that_writes_into_its_input_is_found() -> None:
+    """Also where it does so late, and past the read-only view that it is given, as native code may."""
+    harms = False
+
+    def run(inputs: Sequence[Any]) -> Any:
+        results = right(inputs)
+        if harms:
+            ctypes.memset(inputs[0].ctypes.data, 0, inputs[0].nbytes)
+        return results
+
+    launch = live(Does(run), settings=_with(shadow=None))
+    x = X.copy()
+    launch([x, X])
+    comparisons().wait()
+    harms = True
+    (got,) = launch([x, X])
+    np.testing.assert_array_equal(got, X + X)
+    assert launch.record.state is State.REJECTED
+    assert "it wrote into its input" in launch.record.reason
+    x = X.copy()
+    np.testing.assert_array_equal(launch([x, X])[0], X + X)
+    np.testing.assert_array_equal(x, X)
+
+
 def test_a_live_executable_is_watched() -> None:
     """Calls 1, 2, 4, 8, ... are compared: the first before its results go out, the others in the background."""
     wrong = False

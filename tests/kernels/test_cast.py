@@ -91,6 +91,18 @@ def test_float8_saturates_or_not(dtype: Any, source: Any, run: Any) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("source", [np.float32, np.float16, np.float64, ml_dtypes.bfloat16])
+def test_float4_saturates(source: Any, run: Any) -> None:
+    """Infinities as well, of which the type has none; also in a constant, which XLA folds by other rules."""
+    import jax
+
+    x, small = np.array([np.inf, -np.inf, 65000, -7, 0.5, -3.5]).astype(source), np.dtype(ml_dtypes.float4_e2m1fn)
+    (got,) = run(cast_case(x, small))
+    for y in (got, jax.jit(lambda: cast.cast_array(jax.numpy, jax.numpy.asarray(x), small))()):
+        np.testing.assert_array_equal(np.asarray(y).astype(np.float32), [6, -6, 6, -6, 0.5, -4])
+
+
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     ("mode", "saturate", "want"),
     [

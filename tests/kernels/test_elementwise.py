@@ -57,6 +57,15 @@ def test_powers_of_integers(run: Any) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
+def test_pow_of_integers_beyond_their_type_is_the_same_everywhere(run: Any) -> None:
+    """As a Cast of the number would be, where the exponent is a float: ONNX leaves it open."""
+    y = np.array([120.0, 180.0, -1.0], np.float32)
+    for dtype, least in ((np.int64, -(2**63)), (np.int32, -(2**31))):
+        x = np.array([2, -3, 2], dtype)
+        np.testing.assert_array_equal(run(node_case("Pow", 15, [x, y]))[0], [least, least, 0])
+
+
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("y", [np.array(2.0, np.float32), np.array([3], np.int64), np.array([[0.5]], np.float64)])
 def test_pow_keeps_the_type_of_the_base(y: np.ndarray, run: Any) -> None:
     """The result has the base's dtype and the broadcast shape, whatever the exponent's type."""

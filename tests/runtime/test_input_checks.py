@@ -95,6 +95,9 @@ def test_attributes_that_do_not_fit_the_input_leave_the_bounds_open() -> None:
     x, i = _value("x", F, 1, 1, 2, 2), _value("i", INT, 1, 1, 2, 2)
     made = Node("MaxUnpool", [x, i], [Value("y")], {"kernel_shape": (2, 2), "strides": (2,)}, version=22)
     assert index_bounds(made) is None
+    cache, new, at = _value("x", F, 2, 4, 3), _value("u", F, 2, 2, 3), _value("i", INT, 2)
+    made = Node("TensorScatter", [cache, new, at], [Value("y")], {"axis": 4}, version=24)
+    assert index_bounds(made) is None
 
 
 def test_what_the_checks_find_the_host_refuses() -> None:

@@ -149,6 +149,15 @@ def test_what_overflows_the_dtype_must_overflow() -> None:
     assert not compare(np.array([65504.0, 1.0], np.float16), want, table()["float16"]).is_right
 
 
+def test_a_dtype_without_infinity_has_its_limit_in_the_place_of_one() -> None:
+    """Where the reference is infinite, 6 is right for a float4, and 0 is not, whatever the host gives beside it."""
+    small = np.dtype(ml_dtypes.float4_e2m1fn)
+    want = np.array([np.inf, 1.0], np.float32)
+    host = np.array([6.0, 1.0], small)
+    assert compare(host, want, table()[small.name], host=host).is_right
+    assert not compare(np.array([0.0, 1.0], small), want, table()[small.name], host=host).is_right
+
+
 def test_the_hosts_noise_widens_the_bounds() -> None:
     """Where the host in the same dtype strays from the reference, so may the candidate; but not eight times as far."""
     rng = np.random.default_rng(0)

@@ -378,6 +378,16 @@ def test_operators_that_weigh_are_right_for_finite_inputs_only() -> None:
     assert (outcome.verdict, outcome.finite_only) == ("ready", True), outcome.reason
 
 
+def test_recurrent_cells_are_right_for_finite_inputs_only() -> None:
+    """Their first state is zero: the host multiplies it by an infinite weight, which is NaN; libraries leave it out."""
+    x, w, r, y = value("x", (3, 1, 2)), value("w", (1, 4, 2)), value("r", (1, 4, 4)), value("y", (3, 1, 1, 4))
+    f = Function.from_graph(
+        Graph([x, w, r], [y], [node("RNN", [x, w, r], [y], hidden_size=4)], opsets={"": 21}, name="f")
+    )
+    outcome = evaluate(f, [Planted().candidate], EvaluationSettings(tune=False))
+    assert (outcome.verdict, outcome.finite_only) == ("ready", True), outcome.reason
+
+
 def test_elementwise_results_are_judged_element_by_element() -> None:
     """An error that only small elements show is found, though large ones are beside them."""
     assert _relu(np.tanh, "Tanh").verdict == "ready"

@@ -36,7 +36,7 @@ from xrt_core.runtime.input_checks import input_checks
 from xrt_core.runtime.launch import FORKED, FailurePolicy, Launch, WrongResults, engine_failure
 from xrt_core.runtime.transfers import direct
 from xrt_core.verify.autotune import Neighbours
-from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.checker import ResultChecker, same_bytes
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 Arrays = Sequence[Any]
@@ -451,6 +451,10 @@ class GuardedLaunch(Launch):
         seconds = time.perf_counter() - start
         if self.record.state is not State.LIVE or self._schedule is not schedule:
             return self.on_host(kept)  # the executable was retired meanwhile, and these results may still be its own
+        if changed := self._changed(kept, arrays):
+            schedule.postpone(number, seconds, seconds)
+            self._disprove(f"it wrote into its input {changed!r}", number, kept, schedule)
+            return self.on_host(kept)
         try:
             copied = time.perf_counter()
             copies = [np.array(to_numpy(r)) for r in results]
@@ -499,12 +503,24 @@ class GuardedLaunch(Launch):
         if check.is_right or check.is_doubtful:
             schedule.last_right = max(schedule.last_right, number)
             return None
-        reason = check.reason
-        doubt = f"results of its calls {schedule.last_right + 1} to {self.record.calls} are in doubt"
+        self._disprove(check.reason, self.record.calls, inputs, schedule)
+        return expected
+
+    def _disprove(self, reason: str, last: int, inputs: list[np.ndarray], schedule: SamplingSchedule) -> None:
+        """Reject the cluster for what a comparison has found, and say which calls are in doubt."""
+        doubt = f"results of its calls {schedule.last_right + 1} to {last} are in doubt"
         if self.retire(State.REJECTED, f"wrong: a shadow run disagreed: {reason}; {doubt}"):
             self._failures.disproved(self, reason, inputs)
             self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
-        return expected
+
+    def _changed(self, before: list[np.ndarray], arrays: Arrays) -> str:
+        """The name of an input on the CPU that is not what it was and was not donated; "" for none. A view that is
+        read-only keeps accidents out, and no native code."""
+        for i, (p, x, a) in enumerate(zip(self.function.params, before, arrays, strict=True)):
+            is_known = i not in self._donated and isinstance(a, np.ndarray) and a.dtype == x.dtype
+            if is_known and not x.dtype.hasobject and not same_bytes(a, x):
+                return p.name
+        return ""
 
     def _checker_for(self, inputs: list[np.ndarray], expected: list[np.ndarray]) -> ResultChecker:
         """The checker of results for these inputs. The analysis of a static function is made once: for short calls it

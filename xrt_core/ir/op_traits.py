@@ -60,7 +60,8 @@ class Traits(Struct, frozen=True, kw_only=True):
     classifies: the first result is the label of the greatest of scores that are computed, so it jumps for exact inputs.
     piecewise_constant: the derivative is zero wherever it exists.
     weighs: elements are weighted by, or taken at, numbers that are computed: the standard leaves open whether NaN or
-        infinity of weight zero, or beside what is taken, shows in the result.
+        infinity of weight zero, or beside what is taken, shows in the result. The first state of a recurrent cell,
+        which is zero, is such a weight: libraries leave its product out.
     grows: small inputs may ask for a result of any size, which type inference may not know beforehand.
     """
 
@@ -305,7 +306,8 @@ _ONNX: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
         "RegexFullMatch", "SequenceLength", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer",
     },
     "weighs": frozenset({
-        "Attention", "DeformConv", "GridSample", "LinearAttention", "Resize", "RoiAlign", "Upsample",
+        "Attention", "DeformConv", "GRU", "GridSample", "LSTM", "LinearAttention", "RNN", "Resize", "RoiAlign",
+        "Upsample",
     }),
     "grows": _WINDOWS | {
         "AffineGrid", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Einsum", "Expand", "GridSample",

@@ -19,6 +19,7 @@ _SUB_BYTE_BITS: Final = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e
 _SATURATING: Final = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 _NOT_FINITE: Final = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
 _WIDE: Final = (np.dtype(np.int64), np.dtype(np.uint32))
+_E2M1: Final = np.dtype(ml_dtypes.float4_e2m1fn)
 _E8M0: Final = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
@@ -92,6 +93,8 @@ def cast_array(xp: Any, x: Any, dtype: np.dtype, *, saturate: bool = True, round
         return x != 0
     if dtype == _E8M0:
         return _to_e8m0(xp, x, saturate, round_mode)
+    if dtype == _E2M1:  # which has neither infinity nor NaN: what is beyond its largest number becomes that
+        return xp.clip(x.astype(np.float32), -6.0, 6.0).astype(dtype)
     if dtype.name in _SATURATING and saturate:
         largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
         return xp.clip(x.astype(np.float32) if x.dtype != np.float64 else x, -largest, largest).astype(dtype)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.types import float_like
+from xrt_core.kernels.cast import cast_array
 from xrt_core.kernels.namespace import divide_integers, erf, is_jax, remainder_of_integers, result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -126,7 +127,8 @@ def pow_(ctx: OpContext, x: Any, y: Any) -> Any:
     if not float_like(x.dtype):
         if not float_like(y.dtype):
             return result(xp, _integer_power(xp, x, y), x.dtype)
-        return result(xp, xp.power(x.astype(np.float64), y.astype(np.float64)), x.dtype)
+        power = xp.asarray(xp.power(x.astype(np.float64), y.astype(np.float64)))
+        return cast_array(xp, power, x.dtype)  # what x's type does not hold is the same on every engine
     wx, wy = widen(x), widen(y)
     if xp is np and wy.size == 1 and wy.ndim <= wx.ndim and wy.item() in (2, 3):
         out = wx * wx  # NumPy's power is an order of magnitude slower

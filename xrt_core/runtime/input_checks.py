@@ -349,7 +349,9 @@ def _keeps_columns(node: Node, source: Value, result: Value) -> bool:
 
 
 def index_bounds(node: Node) -> Bounds | None:
-    """The range of the node's index input; None where sizes are unknown, or there is no limit."""
+    """The range of the node's index input; None where sizes are unknown, there is no limit, or the node is at fault."""
+    if node_fault(node) is not None:
+        return None
     op, x = node.op_type, _dims(node, 0)
     if op in ("Gather", "GatherElements", "Scatter", "ScatterElements"):
         return _along_axis(node)
@@ -393,7 +395,7 @@ def _highest(node: Node, x: tuple[int, ...]) -> int | None:
             return int(np.iinfo(np.int64).max)
         return x[axis] - update[axis] if len(update) == len(x) else None
     if op == "MaxUnpool":
-        return None if node_fault(node) else _unpooled(node, x) - 1
+        return _unpooled(node, x) - 1
     return None
 
 

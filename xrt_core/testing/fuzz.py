@@ -195,7 +195,7 @@ def _on_engine(
             return
         for call, want in zip(calls, wanted, strict=True):
             before = len(told.findings)
-            judged = judge.judges(call)
+            judged = judge.judges(call, want)
             got = _call(told, engine, m, call)
             if len(told.findings) == before and (got is None) != (want is None):
                 told.findings.append(f"{engine}: {'an error' if got is None else 'a result'}, unlike the host")
@@ -231,22 +231,31 @@ class _Judge:
     """Whether the results of a model's calls may be compared. is_continuous: roughly, without the guard's knowledge."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.is_continuous, self._is_moderate, self._powers = True, True, False
+        self.is_continuous, self._is_moderate, self._powers, self._exponentials = True, True, False, False
         graphs = [import_model(str(path))]
         while graphs:
             for n in graphs.pop().nodes:
                 self.is_continuous &= not (draws_random(n) or is_discontinuous(n))
                 self._powers |= n.op_type == "Pow"
+                self._exponentials |= n.op_type in ("Exp", "Sinh", "Cosh")
                 data = [v.data for v in n.inputs if v is not None and v.data is not None]
                 data += [np.array(a) for a in n.attributes.values() if isinstance(a, float)]
                 self._is_moderate &= all(map(_is_moderate, data))
                 graphs.extend(n.subgraphs)
 
-    def judges(self, call: dict[str, np.ndarray]) -> bool:
-        """Whether the numbers of a call are moderate; large powers of integers are not."""
+    def judges(self, call: dict[str, np.ndarray], want: dict[str, Any] | None) -> bool:
+        """Whether the numbers of a call are moderate; large powers of integers are not, and not what the host (`want`)
+        makes infinite by an exponential: a library that knows log(1 + exp(x)) gives the true value, x."""
+        results = [] if want is None else [y for y in want.values() if isinstance(y, np.ndarray)]
+        if self._exponentials and all(map(_are_finite, call.values())) and not all(map(_are_finite, results)):
+            return False
         if self._powers and any(x.dtype.kind in "iu" and x.size and np.abs(x).max() > 100 for x in call.values()):
             return False
         return self._is_moderate and all(map(_is_moderate, call.values()))
+
+
+def _are_finite(x: np.ndarray) -> bool:
+    return x.dtype.kind not in "fV" or bool(np.isfinite(x.astype(np.float64)).all())
 
 
 def _is_moderate(x: np.ndarray) -> bool:

@@ -262,12 +262,12 @@ def _component(name: str) -> str:
 
 
 def _representable(want: np.ndarray, dtype: np.dtype, wide: np.dtype) -> np.ndarray:
-    """The reference in `wide`, with infinities where it does not fit `dtype`."""
+    """The reference in `wide`, with infinities where it does not fit `dtype`, which may have none: then its limits."""
     exact = want.astype(wide)
     if want.dtype == dtype:
         return exact
     rounded = want.astype(dtype).astype(wide)
-    return np.where(np.isfinite(rounded) | ~np.isfinite(exact), exact, rounded)
+    return np.where(np.isinf(exact) | (np.isfinite(exact) & ~np.isfinite(rounded)), rounded, exact)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
