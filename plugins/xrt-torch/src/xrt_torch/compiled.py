@@ -413,7 +413,7 @@ class CompiledGraph:
 
     def _fall_back(self, stage: str, error: BaseException) -> None:
         self.reason = f"{stage}: {type(error).__name__}: {str(error).strip()[:600]}"
-        self._stages = None
+        self._stages = self._file = self._content = None
         kind: Kind = "wrong numbers" if stage == "examine" else "memory" if isinstance(error, MemoryError) else "raised"
         process_events.fallback(
             cluster=self.name, engine="xrt", stage=stage, kind=kind, error=self.reason, level=logging.WARNING

@@ -204,7 +204,7 @@ def _name(target: Any) -> str:
         raise CacheError(f"{target!r} has no name") from e
     if name.rpartition(".")[0] not in _MODULES and not (name == "getattr" and target is getattr):
         raise CacheError(f"{name} is not an operator of torch")
-    return f"{name}.{target._overloadname}" if isinstance(target, torch._ops.OpOverload) else name
+    return name
 
 
 def _written(value: Any, places: Mapping[Node, int]) -> str:
