@@ -508,6 +508,40 @@ def test_nan_from_finite_numbers() -> None:
     assert launch.record.state is State.REJECTED
 
 
+@pytest.mark.parametrize("run_timeout", [0, 5.0])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_late_nan_goes_to_no_caller(value: float, run_timeout: float) -> None:
+    """Not only a call that is sampled is compared: one is too whose result is not finite, before it goes out."""
+    late = False
+    launch = live(
+        Does(lambda i: [np.full_like(i[0], value)] if late else [i[0] + i[1]]),
+        settings=_with(shadow=None, run_timeout=run_timeout),
+    )
+    for _ in range(100):
+        launch([X, X])
+        comparisons().wait()
+    runs, late = launch.record.shadow_runs, True
+    np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    assert launch.record.shadow_runs == runs + 1
+    assert launch.record.state is State.REJECTED
+    assert "of its calls" in launch.record.reason
+
+
+def test_infinities_that_are_right_are_compared_ever_less() -> None:
+    """At first, then after as many calls as there were."""
+    launch = live(Does(lambda i: [i[0] + i[1]]), settings=_with(shadow=None))
+    for _ in range(40):
+        launch([X, X])
+        comparisons().wait()
+    runs, odd = launch.record.shadow_runs, np.full_like(X, np.inf)
+    with np.errstate(all="ignore"):
+        for _ in range(30):
+            np.testing.assert_array_equal(launch([odd, X])[0], odd)
+            comparisons().wait()
+    assert launch.record.state is State.LIVE
+    assert 1 <= launch.record.shadow_runs - runs <= 3
+
+
 def test_a_watch_goes_on_after_what_it_could_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison that fails, one for which there is no room, and inputs that the host rejects end no watch."""
 

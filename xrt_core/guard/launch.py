@@ -61,6 +61,9 @@ after each that was provisional again, up to the longest."""
 _LIMIT: Final = 100.0
 _SHORTEST_LIMIT: Final = 10.0  # seconds
 """Where `guard_run_timeout` is not given: how many times what the host takes a run may take, but for the shortest."""
+_MOST_LOOKED_AT: Final = 4
+"""Results of each call whose last elements are looked at."""
+_RESTS: Final = 16
 _WORTH_LIMITING: Final = 2e-3  # seconds; the limit of a run that takes so long costs below 1 %
 _AS_IT_IS: Final = contextlib.nullcontext()
 _FATAL: Final[Mapping[str, str]] = MappingProxyType(
@@ -78,9 +81,10 @@ class GuardedLaunch(Launch):
     is not known here.
 
     A live executable is watched. The host runs some calls as well, on copies, and the results must agree: the first one
-    before its results go out, the others in the background (`SamplingSchedule`). Every 64th call is timed. An
-    executable whose results differ is rejected for good, one that has become slow is dropped until the next retry, and
-    if its time is not what it was when it was chosen, the choice is revisited (`Expectation`).
+    before its results go out, the others in the background (`SamplingSchedule`), and at once one whose results end with
+    NaN or an infinity. Every 64th call is timed. An executable whose results differ is rejected for good, one that has
+    become slow is dropped until the next retry, and if its time is not what it was when it was chosen, the choice is
+    revisited (`Expectation`).
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
@@ -92,9 +96,9 @@ class GuardedLaunch(Launch):
     """
 
     __slots__ = (
-        "_build", "_call", "_checker", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
-        "cancel", "expectation", "note", "ranges", "record", "shares_cores", "sizes", "synchronize", "tolerance",
-        "unwanted",
+        "_build", "_call", "_checker", "_donated", "_failures", "_looks_at", "_passed", "_schedule", "_settings",
+        "_timed", "cancel", "expectation", "note", "ranges", "record", "shares_cores", "sizes", "synchronize",
+        "tolerance", "unwanted",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +129,7 @@ class GuardedLaunch(Launch):
         self._donated = tuple(a.input for a in function.aliases)
         self._passed = 0
         self._schedule = SamplingSchedule(settings.shadow)
+        self._looks_at = 0  # from which call on a result that is not finite is compared
         self._timed: TimedCaller[Any] | None = None
         self._checker: ResultChecker | None = None
         self._call: HostRun = self._waiting
@@ -166,6 +171,7 @@ class GuardedLaunch(Launch):
         self._passed = 0
         self._limit_time(executable, any_thread)
         self._schedule = SamplingSchedule(self._settings.shadow, self.record.calls)
+        self._looks_at = 0
         self.failures = self.record.failures = 0
         self.executable = executable
         if self.record.outcome is not None and self.record.outcome.finite_only and self._settings.finite:
@@ -346,19 +352,23 @@ class GuardedLaunch(Launch):
         noted = _noted(run_symbolic if self.function.is_symbolic else run, marks, record)
         limited: HostRun = noted if timed is None else partial(timed, noted)
 
+        floats = self._floats() if self._schedule.is_on else ()
+
         def any_call(arrays: Arrays) -> Arrays:
             record.calls += 1
             if checks is not None and checks.violates(arrays):
                 return self._from_host(arrays)
             try:
                 if record.calls & untimed:
-                    return limited(arrays)
-                start = self._begin()
-                results = limited(arrays)
-                self._note_seconds(self._seconds_since(start))
-                return results
+                    results = limited(arrays)
+                else:
+                    start = self._begin()
+                    results = limited(arrays)
+                    self._note_seconds(self._seconds_since(start))
             except BaseException as e:
                 failure, kind = _failure_of(e, self.engine)
+            else:
+                return results if _end_finite(results, floats) else self._compared_at_once(arrays, results)
             return self._fall_back(executable, arrays, failure, kind)
 
         schedule, general = self._schedule, self._shadowed(any_call)
@@ -380,14 +390,44 @@ class GuardedLaunch(Launch):
             i = get_ident() >> 12 & last
             try:
                 marks[i] = number & 127 | 128
-                return run(arrays)
+                results = run(arrays)
             except BaseException as e:
                 failure, kind = _failure_of(e, self.engine)
+            else:
+                for k in floats:  # `_end_finite`
+                    r = results[k]
+                    if type(r) is np.ndarray and (x := r.item(-1)) - x != 0.0:
+                        return self._compared_at_once(arrays, results)
+                return results
             finally:
                 marks[i] = 0
             return self._fall_back(executable, arrays, failure, kind)
 
         return call
+
+    def _floats(self) -> tuple[int, ...]:
+        """The results whose last elements are looked at after each call; none where inputs are gone by then."""
+        found = [i for i, p in enumerate(self.function.returns) if p.dtype.kind == "f" and 0 not in p.dims]
+        return () if self._donated else tuple(found[:_MOST_LOOKED_AT])
+
+    def _compared_at_once(self, arrays: Arrays, results: Arrays) -> Arrays:
+        """What a call gives whose result is not finite where one was looked at: the host's, if that differs.
+
+        Where the host's is not finite either, the next such result is compared after `_RESTS` times as many calls.
+        """
+        number = self.record.calls
+        if number < self._looks_at:
+            return results
+        self._looks_at = _RESTS * number
+        try:
+            kept = [np.array(to_numpy(a)) for a in arrays]
+        except XRTError:  # arrays that only the engine reads
+            return results
+        copies = [np.array(to_numpy(r)) for r in results]
+        seconds = min(self.record.engine_seconds, default=0.0)
+        with fewer_blas_threads():
+            expected = self._compare(kept, copies, number, seconds, self._schedule, 0.0)
+        return results if expected is None else expected
 
     def _note_seconds(self, seconds: float) -> None:
         """Note the time of a live call; drop the executable if it has become slower than the host."""
@@ -642,6 +682,16 @@ class Expectation:
                 self._next = math.inf
                 return "it was chosen while the machine was busy"
         return ""
+
+
+def _end_finite(results: Arrays, floats: Sequence[int]) -> bool:
+    """Whether the last elements of these results are finite, as far as they are NumPy's: NaN mostly spreads as far as
+    there, and a tenth of a microsecond is what a call can spare."""
+    for k in floats:
+        r = results[k]
+        if type(r) is np.ndarray and r.size and (x := r.item(-1)) - x != 0.0:
+            return False
+    return True
 
 
 def _noted(run: HostRun, marks: memoryview, record: ClusterRecord) -> HostRun:
