@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Executable
-from xrt_core.engine.converters import converters
 from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import CompileError, EngineError
 from xrt_core.ir.function import Function
@@ -87,7 +86,7 @@ class Lowering:
         engine, device = self._compilation.on(name)
         has_streams = device_kind(device).streams is not None
         if not has_streams and self._place.on_cpu:
-            return Lowered(Launch(*launch, reads=not converters.takes_from(name)), name, label)
+            return Lowered(Launch(*launch), name, label)
         # one that is placed elsewhere works on no stream of the caller's
         ahead = engine.asynchronous and has_streams and not engine_and_device(name)[1]
         made = DeviceLaunch(ahead, *launch)
