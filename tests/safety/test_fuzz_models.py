@@ -78,15 +78,20 @@ def test_extremes_are_run_and_not_compared(tmp_path: pathlib.Path) -> None:
     """Numbers whose squares overflow or vanish; not casts of what is not finite, which have one rule."""
     (tmp_path / "m.onnx").write_bytes(BASE.model.SerializeToString())
     judge = fuzz._Judge(tmp_path / "m.onnx")
-    assert judge.judges({"x": np.array([0, 1, np.nan, np.inf], np.float32)})
-    assert not judge.judges({"x": np.float32([1e30])})
-    assert not judge.judges({"x": np.float32([1e-40])})
+    assert judge.judges({"x": np.array([0, 1, np.nan, np.inf], np.float32)}, None)
+    assert not judge.judges({"x": np.float32([1e30])}, None)
+    assert not judge.judges({"x": np.float32([1e-40])}, None)
     cast = model([N("Cast", ["x"], ["y"], to=onnx.TensorProto.INT32)])
     (tmp_path / "c.onnx").write_bytes(cast.SerializeToString())
-    assert fuzz._Judge(tmp_path / "c.onnx").judges({"x": np.float32([np.nan])})
+    assert fuzz._Judge(tmp_path / "c.onnx").judges({"x": np.float32([np.nan])}, None)
     power = model([N("Pow", ["x", "e"], ["y"])], ["x", "e"])
     (tmp_path / "p.onnx").write_bytes(power.SerializeToString())
-    assert not fuzz._Judge(tmp_path / "p.onnx").judges({"x": np.array([2**31]), "e": np.float32([4])})
+    assert not fuzz._Judge(tmp_path / "p.onnx").judges({"x": np.array([2**31]), "e": np.float32([4])}, None)
+    softplus = model([N("Exp", ["x"], ["e"]), N("Log", ["e"], ["y"])])
+    (tmp_path / "s.onnx").write_bytes(softplus.SerializeToString())
+    judge, x = fuzz._Judge(tmp_path / "s.onnx"), {"x": np.float32([1000])}
+    assert not judge.judges(x, {"y": np.float32([np.inf])})  # which a library may know better
+    assert judge.judges(x, {"y": np.float32([1000])})
 
 
 def test_a_worker_that_ends_is_told(tmp_path: pathlib.Path) -> None:

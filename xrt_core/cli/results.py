@@ -359,6 +359,7 @@ class ClusterOutcome(Result):
     notes: list[str]
     timed: str
     provisional: bool
+    untried: list[str]
 
 
 class Moment(Result):

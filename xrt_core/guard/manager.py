@@ -306,6 +306,9 @@ class GuardManager:
             record.settled.set()  # also if it was cancelled
             with self._lock:
                 self._building.pop(launch, None)
+        known = record.outcome.timings.get(HOST, 0.0) if record.outcome is not None else 0.0
+        if self.settings.asynchronous and record.state is State.LIVE and known > _LONG:
+            give_back()  # when nobody waits any more
 
     def _search(self, launch: GuardedLaunch, inputs: list[np.ndarray], slot: WorkerSlot) -> None:
         """Look for the nodes of a disproved cluster that are at fault, and let an engine have the others."""
@@ -388,8 +391,6 @@ class GuardManager:
             reason=record.reason,
             timings=outcome.timings,
         )
-        if self.settings.asynchronous and outcome.timings.get(HOST, 0.0) > _LONG:
-            give_back()
 
     def _inputs(self, arrays: Sequence[Any] | None) -> list[np.ndarray] | None:
         """Copies of a call's inputs to verify on; None if that is off, or they are too large."""
