@@ -23,7 +23,7 @@ from xrt_xla.kernels.context import XlaContext
 
 _CHANNELS: Final = 64
 _POSITIONS: Final = 1024
-"""From how many channels, of both sides, and positions on it is worth its time to compile; it is faster from 48 and 192."""
+"""From how many channels, of both sides, and positions on its time to compile pays; it is faster from 48 and 192 on."""
 
 _TILES: Final = 6 << 20
 """Bytes of tiles in a round; images beyond them come in a later one, so that the tiles stay in the cache (64 channels,
