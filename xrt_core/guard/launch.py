@@ -63,7 +63,7 @@ _SHORTEST_LIMIT: Final = 10.0  # seconds
 """Where `guard_run_timeout` is not given: how many times what the host takes a run may take, but for the shortest."""
 _MOST_LOOKED_AT: Final = 4
 """Results of each call whose last elements are looked at."""
-_RESTS: Final = 16
+_RESTS: Final = 16  # times as many calls pass until another result that is not finite is compared
 _WORTH_LIMITING: Final = 2e-3  # seconds; the limit of a run that takes so long costs below 1 %
 _AS_IT_IS: Final = contextlib.nullcontext()
 _FATAL: Final[Mapping[str, str]] = MappingProxyType(
