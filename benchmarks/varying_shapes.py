@@ -11,7 +11,11 @@ first call, which plans for these sizes, and its second. What the process holds 
 
 ONNX Runtime's threads spin for 20 ms and more after a run, and take a processor from the side that comes next. With
 `--apart N` each side has a process of its own, in which the requests come at full rate, N times in turns; the medians
-are compared. Processor time is that of the process and its workers.
+are compared. Processor time is that of the process and its workers. With `--kept` XRT's processes share a cache, as
+processes of one user do, which one that does not count fills before.
+
+What starts cold is told about packages that are compiled to bytecode, as pip leaves them: run `python -m compileall`
+over a working tree before (with PYTHONDONTWRITEBYTECODE set, Python compiles XRT's modules anew in each process).
 """
 
 from __future__ import annotations
@@ -180,6 +184,9 @@ def alone(side: str, path: pathlib.Path, work: list[dict[str, np.ndarray]], more
 def apart(rounds: int, given: Sequence[str]) -> None:
     """Run each side in processes of its own, in turns, and print one line of JSON."""
     found: dict[str, list[dict[str, float]]] = {"onnxruntime": [], "xrt": []}
+    if "--kept" in given:
+        given = [*given, "--cache", tempfile.mkdtemp(prefix="xrt-shapes-cache-")]
+        subprocess.run([sys.executable, __file__, *given, "--only", "xrt"], check=True, capture_output=True)
     for k in range(rounds):
         for side in sorted(found, reverse=bool(k % 2)):
             command = [sys.executable, __file__, *given, "--only", side]
@@ -205,6 +212,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--explain", action="store_true")
     parser.add_argument("--apart", type=int, default=0, help="rounds of a process for each side")
+    parser.add_argument("--kept", action="store_true", help="with --apart: a cache that an earlier process filled")
+    parser.add_argument("--cache", help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=("onnxruntime", "xrt"), help=argparse.SUPPRESS)
     options = parser.parse_args(given)
     if options.apart and options.only is None:
@@ -222,7 +231,8 @@ def main(given: Sequence[str] | None = None) -> None:
         more["shapes"] = {"ids": ("batch", "length"), "mask": ("batch", "length")}
     work = requests(options.requests)
     if options.only is not None:
-        alone(options.only, path, work, {"engine": options.engine.split(","), "cache": "off", **more})
+        more |= {"cache": "off"} if options.cache is None else {"cache_dir": options.cache}
+        alone(options.only, path, work, {"engine": options.engine.split(","), **more})
         return
     seconds: dict[str, list[float]] = {"onnxruntime": [], "xrt": []}
     settings = ort.SessionOptions()

@@ -632,6 +632,29 @@ def test_a_watch_that_costs_little() -> None:
     assert {b - a for a, b in itertools.pairwise(due[12:])} == {1000}
 
 
+def test_a_watch_of_calls_that_differ_in_size() -> None:
+    """While comparisons cost more than their share, they are made of light calls, if such come in time."""
+    rng = np.random.default_rng(0)
+    calls = [np.zeros(int(n)) for n in rng.integers(1, 1000, 3000)]
+    schedule, compared = SamplingSchedule(None), []
+    for n, x in enumerate(calls, 1):
+        if schedule.is_due(n - 1, [x]):
+            compared.append((n, x.size))
+            schedule.postpone(n, cost=0.2, seconds=0.1)
+    early = [size for n, size in compared[1:] if n <= 200]
+    assert len(early) >= 5
+    assert np.mean(early) < 300  # of 500 in the mean
+    late = [size for n, size in compared if n > 400]
+    assert len(late) >= 8
+    assert max(late) > 500
+    schedule, due = SamplingSchedule(None), []
+    for n in range(1, 100):  # a light one that never comes
+        if schedule.is_due(n - 1, [np.zeros(1000 if n > 1 else 10)]):
+            due.append(n)
+            schedule.postpone(n, cost=0.2, seconds=0.1)
+    assert due == [1, 3, 9, 27, 81]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priorities of their own")
 def test_comparisons_yield_to_calls() -> None:
     """The thread that compares has a lower priority than those that call; no other thread's changes."""

@@ -24,7 +24,7 @@ from xrt_core.errors import BrokenContextError, ExecutionError, InputError, XRTE
 from xrt_core.events import Kind
 from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
-from xrt_core.guard.sampling import SamplingSchedule, comparisons
+from xrt_core.guard.sampling import SamplingSchedule, bytes_of, comparisons
 from xrt_core.guard.timeouts import CallTimeout, TimedCaller, watchdog
 from xrt_core.guard.worker_pool import WorkerFailure
 from xrt_core.host.blas_threads import fewer_blas_threads, fewer_on_busy_machine
@@ -454,10 +454,11 @@ class GuardedLaunch(Launch):
         record, schedule = self.record, self._schedule
         if not schedule.is_on:
             return call
+        varies = self.function.is_symbolic
 
         def shadowed(arrays: Arrays) -> Arrays:
             try:
-                if schedule.is_due(record.calls):
+                if schedule.is_due(record.calls, arrays if varies else ()):
                     return self._shadow_run(call, arrays, schedule)
             except BaseException:  # an interrupt may come anywhere
                 schedule.release()
@@ -473,7 +474,7 @@ class GuardedLaunch(Launch):
         """A call whose results are compared with the host's: before they are returned, or in the background."""
         number = self.record.calls + 1
         try:
-            if sum(getattr(a, "nbytes", 0) for a in arrays) > MAX_INPUT_BYTES:
+            if bytes_of(arrays) > MAX_INPUT_BYTES:
                 schedule.postpone(number, 0.0, 0.0)
                 return call(arrays)
             copied = time.perf_counter()

@@ -9,9 +9,9 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Final
+from typing import Any, Final
 
 from xrt_core.engine.forking import in_forked_process
 from xrt_core.guard.timeouts import Cancelled, native_call
@@ -21,9 +21,16 @@ log = logging.getLogger("xrt")
 
 _SHARE: Final = 0.01
 """Part of the time of the calls that comparisons may take."""
+_LIGHT: Final = 0.5
+"""Of the mean bytes of calls: those of less are compared while comparisons cost more than their share."""
 _MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
 _NICE: Final = 10
 """By how much the thread's priority is lower than that of its callers: it takes what they leave."""
+
+
+def bytes_of(arrays: Sequence[Any]) -> int:
+    """Bytes of arrays; 0 for what does not say."""
+    return sum(getattr(a, "nbytes", 0) for a in arrays)
 
 
 class SamplingSchedule:
@@ -33,9 +40,12 @@ class SamplingSchedule:
     the comparisons take at most `_SHARE` of the time of the calls. begin: the number of calls so far. due: from which
     number of calls on the next sampled one is compared. last_right: the last call that was found right. taker: the
     thread that is at a sampled comparison, until the background has it; 0 for none.
+
+    Where calls differ in size, and as long as comparisons cost more than their share, they are made of light calls: the
+    first that is lighter than most, or whichever comes when half as many calls again have passed.
     """
 
-    __slots__ = ("_every", "_lock", "begin", "due", "is_on", "last_right", "taker")
+    __slots__ = ("_every", "_is_dear", "_lock", "_looked", "_mean", "begin", "due", "is_on", "last_right", "taker")
 
     def __init__(self, every: int | None, begin: int = 0) -> None:
         self._every = every
@@ -45,6 +55,8 @@ class SamplingSchedule:
         self.due: float = begin if every != 0 else math.inf
         self.last_right = begin
         self.taker = 0
+        self._is_dear = False
+        self._looked, self._mean = 0, 0.0  # calls that might have been compared, and their mean bytes
 
     @property
     def is_periodic(self) -> bool:
@@ -61,8 +73,9 @@ class SamplingSchedule:
         """Whether no comparison has been right yet, and another thread is at one: the host answers meanwhile."""
         return self.last_right == self.begin and math.isinf(self.due)
 
-    def is_due(self, calls: int) -> bool:
-        """Whether the calling thread compares the call after `calls` others.
+    def is_due(self, calls: int, arrays: Sequence[Any] = ()) -> bool:
+        """Whether the calling thread compares the call after `calls` others. arrays: of that call; none where all calls
+        are alike.
 
         Of the sampled ones only one is compared at a time: none is due until `postpone`.
         """
@@ -71,11 +84,17 @@ class SamplingSchedule:
         if calls < self.due:
             return False
         with self._lock:
-            if math.isinf(self.due):
+            if math.isinf(self.due) or (arrays and self._is_left_out(calls, arrays)):
                 return False
             self.taker = get_ident()
             self.due = math.inf
             return True
+
+    def _is_left_out(self, calls: int, arrays: Sequence[Any]) -> bool:
+        weight = bytes_of(arrays)
+        self._looked += 1
+        self._mean += (weight - self._mean) / self._looked
+        return self._is_dear and weight > _LIGHT * self._mean and 2 * (calls - self.due) < self.due - self.begin
 
     def release(self) -> None:
         """The comparison that this thread is at, if any, has ended without an answer: the next call is compared."""
@@ -87,13 +106,11 @@ class SamplingSchedule:
         """Set the next comparison. number: of the call that was compared. cost: seconds that the comparison took, with
         the copies that it was made of. seconds: that the call took."""
         since = number - self.begin
-        if cost and seconds:
-            gap: float = min(since, max(round(cost / (_SHARE * seconds)), 1))
-        else:
-            gap = since
+        wanted = max(round(cost / (_SHARE * seconds)), 1) if cost and seconds else since
         with self._lock:
             self.taker = 0
-            self.due = number + int(gap) - 1
+            self.due = number + min(since, wanted) - 1
+            self._is_dear = wanted > since
 
 
 class ComparisonThread:
