@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -81,7 +82,7 @@ class Program:
         self._fold = fold
         self._slots: dict[tuple[int, str], int] = {}  # (constant, layout) -> index in weights
         self._derived: dict[Value, np.ndarray] = {}
-        self._operands = _operands(function.body)
+        self._body = function.body
         self._filled = 0  # bytes
         self.steps = self._steps(function.body)
 
@@ -133,9 +134,10 @@ class Program:
     def _fill(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:
         """Take what a ConstantOfShape gives as a constant, if a product reads it: as a view of one element, which
         becomes memory on the device alone."""
-        value = node.outputs[0] if node.op_type == "ConstantOfShape" and not node.domain else None
-        portable = find_kernel(node.domain, node.op_type)
-        if value is None or value not in self._operands or portable is None or known[0] is None:
+        if node.op_type != "ConstantOfShape" or node.domain or known[0] is None:
+            return False
+        value, portable = node.outputs[0], find_kernel(node.domain, node.op_type)
+        if value is None or value not in self._operands or portable is None:
             return False
         one = np.asarray(portable.function(OpContext(node, np), np.ones_like(known[0])))
         filled = np.broadcast_to(one, known[0].tolist())
@@ -144,6 +146,16 @@ class Program:
         self._filled += filled.nbytes
         self._derived[value] = filled
         return True
+
+    @functools.cached_property
+    def _operands(self) -> set[Value]:
+        """What products read, and what those are views of."""
+        found: set[Value] = set()
+        for node in reversed(list(every_node(self._body))):
+            is_view = traits_of(node).view and not found.isdisjoint(node.outputs)
+            if is_view or (node.op_type in _PRODUCTS and not node.domain):
+                found.update(v for v in node.inputs if v is not None)
+        return found
 
     def _derive(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:
         """Compute a node of constants with NumPy, if it is one and its results are not much larger."""
@@ -168,16 +180,6 @@ class Program:
             if v is not None and r is not None:
                 self._derived[v] = np.asarray(r)
         return True
-
-
-def _operands(graph: Graph) -> set[Value]:
-    """What products read, and what those are views of."""
-    found: set[Value] = set()
-    for node in reversed(list(every_node(graph))):
-        is_moved = traits_of(node).view and not found.isdisjoint(node.outputs)
-        if is_moved or (node.op_type in _PRODUCTS and not node.domain):
-            found.update(v for v in node.inputs if v is not None)
-    return found
 
 
 def _content_key(data: np.ndarray) -> str:
