@@ -27,15 +27,21 @@ _WORK: Final = 9
 
 
 class ChannelsLast:
-    """The values of one program that lie so."""
+    """The values of one program that lie so. is_on: whether there are any, as on CPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_on: bool) -> None:
+        self._is_on = is_on
         self._work: dict[Value, int] = {}  # operations for an element since it was last written to memory
         self._shared: set[Value] = set()
 
     def enter(self, steps: Sequence[Step]) -> None:
-        """Before a graph's steps are traced: find what several of them read, not all element by element."""
-        if not any(step.node.op_type in _CONVOLUTIONS for step in steps):
+        """Before a graph's steps are traced: find what several of them read, not all element by element.
+
+        Not of a training step: with it a step of MobileNetV2 takes 303 ms instead of 225, one of ResNet-18 5 % more.
+        """
+        found = {step.node.op_type for step in steps}
+        self._is_on = self._is_on and "ConvFilterGrad" not in found
+        if not self._is_on or found.isdisjoint(_CONVOLUTIONS):
             return
         readers: dict[Value, list[bool]] = {}
         for step in steps:
@@ -53,7 +59,7 @@ class ChannelsLast:
     def note(self, node: Node, reached: bool) -> set[Value]:
         """After a node: which of its results are to be computed once, before others read them."""
         starts = node.op_type in _CONVOLUTIONS and not node.domain
-        if not starts and not (reached and _follows(node)):
+        if not self._is_on or (not starts and not (reached and _follows(node))):
             return set()
         before = 0 if starts else sum(self._work.get(v, 0) for v in node.inputs if v is not None)
         work = _operations(node) + before

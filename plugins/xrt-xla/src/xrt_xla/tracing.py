@@ -38,7 +38,7 @@ class Traced:
         self._program = program
         self._returns = [(function.body.outputs[i], returns[i], places.get(i)) for i in order]
         self._kind, self._on_mesh = kind, on_mesh
-        self._last = ChannelsLast()
+        self._last = ChannelsLast(kind == "cpu")
 
     def named(self, is_stored: bool) -> Callable[..., tuple[Any, ...]]:
         """The callable as a function whose name becomes that of the program. is_stored: see `program_name`."""
@@ -74,7 +74,7 @@ class Traced:
                     inputs.append(source if i in entry.static else jnp.asarray(source))
                 else:
                     inputs.append(None if source is None else values[source])
-            ctx.channels_last = self._kind == "cpu" and self._last.reaches(node)
+            ctx.channels_last = self._last.reaches(node)
             is_turned = ctx.channels_last and traits_of(node).elementwise
             try:
                 results = entry.function(ctx, *(turned(inputs, entry.static) if is_turned else inputs))
