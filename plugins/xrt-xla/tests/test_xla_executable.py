@@ -427,6 +427,53 @@ def test_nodes_of_constants_are_computed_once(engine: XlaEngine) -> None:
     np.testing.assert_allclose(np.asarray(executable.run([array])[0]), want, rtol=1e-4, atol=1e-3)
 
 
+def _filled(name: str, number: float, *shape: int) -> tuple[Value, Node]:
+    v = _value(name, np.float32, *shape)
+    of = Value.constant(np.array(shape, np.int64), f"{name} shape")
+    return v, Node("ConstantOfShape", [of], [v], {"value": np.array([number], np.float32)}, version=9)
+
+
+def test_operands_of_one_number_are_filled_once(engine: XlaEngine) -> None:
+    """A product's weight made by ConstantOfShape, also as a view of it, is not filled in each call, nor stored."""
+    x, y = _value("x", np.float32, 1, 256), _value("y", np.float32, 1, 256)
+    h, flat = _value("h", np.float32, 1, 256), _value("flat", np.float32, 256, 256)
+    (a, fill_a), (b, fill_b) = _filled("a", 0.25, 256, 256), _filled("b", -0.5, 256 * 256)
+    square = Value.constant(np.array([256, 256], np.int64), "square")
+    nodes = [
+        fill_a, fill_b, Node("Reshape", [b, square], [flat], version=14),
+        Node("Gemm", [x, a], [h], {"transB": 1}, version=13), Node("MatMul", [h, flat], [y], version=13),
+    ]  # fmt: skip
+    function = Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="test"))
+    compiler = engine.compiler("cpu", CompileOptions())
+    executable = compiler.compile(function, function.params, function.returns, ())
+    array = RNG.standard_normal((1, 256), np.float32)
+    want = array.astype(np.float64) @ np.full((256, 256), 0.25) @ np.full((256, 256), -0.5)
+    code = executable.serialize_code()
+    assert "broadcast" not in executable.as_text()
+    assert len(code) < 256 * 256 * 4
+    for made in (executable, compiler.load_code(code, function)):
+        np.testing.assert_allclose(np.asarray(made.run([array])[0]), want, rtol=1e-4, atol=1e-3)
+
+
+def test_only_operands_of_products_are_filled_once_and_not_without_bound(
+    engine: XlaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is added or multiplied element by element stays a number of the program."""
+    x, y = _value("x", np.float32, 256, 256), _value("y", np.float32, 256, 256)
+    (a, fill), array = _filled("a", 0.25, 256, 256), RNG.standard_normal((256, 256), np.float32)
+    added = compile_nodes(engine, [x], [fill, Node("Add", [x, a], [y], version=14)], [y])
+    monkeypatch.setattr("xrt_xla.program._FILLED", a_bytes := 256 * 256 * 4)
+    nodes = [fill, Node("MatMul", [x, a], [y], version=13)]
+    kept = compile_nodes(engine, [x], nodes, [y])
+    monkeypatch.setattr("xrt_xla.program._FILLED", a_bytes - 1)
+    beyond = compile_nodes(engine, [x], nodes, [y])
+    assert [repr(e).split(", ")[1] for e in (added, kept, beyond)] == ["0 weights", "1 weights", "0 weights"]
+    np.testing.assert_allclose(np.asarray(added.run([array])[0]), array + 0.25, rtol=1e-6)
+    want = array.astype(np.float64) @ np.full((256, 256), 0.25)
+    for made in (kept, beyond):
+        np.testing.assert_allclose(np.asarray(made.run([array])[0]), want, rtol=1e-4, atol=1e-4)
+
+
 def test_random_draws_are_left_to_the_program(engine: XlaEngine) -> None:
     """A Dropout of constants is computed beforehand unless it is in training mode."""
     x = Value.constant(np.ones(8, np.float32), "x")

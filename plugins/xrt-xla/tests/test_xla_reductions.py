@@ -11,6 +11,7 @@ from xla_functions import compile_nodes
 from xrt_xla import XlaEngine, _toolkit
 from xrt_xla._toolkit import jax, jnp
 
+from xrt_core.compiler.services import usable_processors
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType
 
@@ -94,6 +95,33 @@ def test_long_reductions_across_rows_are_found(shape: tuple[int, ...], axes: tup
 
     for f in (plain, jax.jit(plain), looped, branched):
         assert _toolkit.has_long_reduction(jax.make_jaxpr(f)(x)) is long
+
+
+def test_the_largest_loop_is_found() -> None:
+    """What a library computes is none; what is reduced is one, and so is what loops and branches compute."""
+    x, w = jnp.zeros((4, 1000)), jnp.zeros((1000, 3000))
+
+    def product(x: Any) -> Any:
+        return x @ w
+
+    def looped(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 3, lambda _, y: y + 1, x)
+
+    def branched(x: Any) -> Any:
+        return jax.lax.cond(x[0, 0] > 0, lambda x: jnp.tile(x, 5).sum(), lambda x: x[0, 0], x)
+
+    for f, floats in ((product, 0), (looped, 4000), (branched, 20000), (lambda x: x.sum(), 4000)):
+        assert _toolkit.largest_loop(jax.make_jaxpr(f)(x)) == 4 * floats, f
+
+
+@pytest.mark.parametrize(("columns", "divided"), [(4096, False), (65536, True)])
+def test_only_programs_with_long_loops_divide_them(engine: XlaEngine, columns: int, divided: bool) -> None:
+    x, y = (Value(n, TensorType(np.dtype(np.float32), (4, columns))) for n in "xy")
+    executable = compile_nodes(engine, [x], [Node("Exp", [x], [y], version=13)], [y])
+    array = RNG.standard_normal((4, columns), np.float32)
+    np.testing.assert_allclose(executable.run([array])[0], np.exp(array.astype(np.float64)), rtol=1e-5)
+    if usable_processors() > 1:
+        assert ("outer_dimension_partitions" in executable.as_text()) is divided
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((1 << 22,), 0), ((1 << 19, 8), 0), ((3, 1 << 18), 1)])

@@ -109,6 +109,11 @@ _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY
 _STAGED_REDUCTIONS = "tree_reduction_rewriter"
 _LONG = 256
 
+# XLA divides a loop over some 20 KiB already among threads, which takes longer to begin than such a loop takes: the
+# program is faster without where no loop is long (ppocr_cls: three quarters of the processor time with two threads).
+_DIVIDED_LOOPS = "cpu-parallel-task-assigner"
+_DIVIDED_BYTES = 512 << 10
+
 
 # XLA takes optimisation barriers out before it fuses loops, where ours are to stop it (see kernels/normalization.py).
 _BARRIERS_OUT = "cse_barrier_expander"
@@ -127,6 +132,8 @@ def program_name(is_stored: bool) -> str:
 def cpu_passes_off(jaxpr: Any) -> list[str]:
     """Names of XLA's passes that make this program slower on the CPU."""
     off = [] if has_long_reduction(jaxpr) else [_STAGED_REDUCTIONS]
+    if largest_loop(jaxpr) < _DIVIDED_BYTES:
+        off.append(_DIVIDED_LOOPS)
     if has_barrier(jaxpr) and _compiles_barriers():
         off.append(_BARRIERS_OUT)
     return off
@@ -166,6 +173,22 @@ def has_long_reduction(jaxpr: Any) -> bool:
         if any(has_long_reduction(inner) for inner in _inner(equation)):
             return True
     return False
+
+
+_LIBRARY = frozenset(("conv_general_dilated", "dot_general"))
+"""Primitives that are no loops of XLA's own."""
+
+
+def largest_loop(jaxpr: Any) -> int:
+    """Bytes of the largest array that a program computes, or reduces, by a loop."""
+    most = 0
+    for equation in jaxpr.eqns:
+        loops = [] if equation.primitive.name in _LIBRARY else list(equation.outvars)
+        if equation.primitive.name.startswith(("arg", "reduce")):
+            loops += equation.invars
+        sizes = (v.aval.size * v.aval.dtype.itemsize for v in loops if hasattr(v.aval, "dtype"))
+        most = max(most, *sizes, *map(largest_loop, _inner(equation)), 0)
+    return most
 
 
 def _inner(equation: Any) -> Iterator[Any]:

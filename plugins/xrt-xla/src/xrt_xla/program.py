@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -13,8 +14,8 @@ from xrt_core.engine.contract import Function, InputOutputAlias
 from xrt_core.engine.op_kernels import OpKernel, op_kernels
 from xrt_core.errors import CompileError
 from xrt_core.ir.function import array_digest
-from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.op_traits import draws_random
+from xrt_core.ir.graph import Graph, Node, Value, every_node
+from xrt_core.ir.op_traits import draws_random, traits_of
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels import OpContext, find_kernel
 from xrt_xla.kernels.context import Layout, layout_of
@@ -26,6 +27,13 @@ stay arguments on the device: compilation does not see them, and they are held o
 _GROWTH: Final = 4
 """Nodes of constants are computed when the executable is built if that grows their bytes at most so much (int8 weights
 become float32 ones)."""
+
+_PRODUCTS: Final = frozenset(("Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"))
+"""Their operands lie in memory: XLA would fill one that is of one number (ConstantOfShape) in each call, with as much
+memory for the time of the call. Other operators are fused with the number."""
+
+_FILLED: Final = 1 << 30
+"""Bytes of such operands that a program keeps; those beyond it are filled in each call."""
 
 
 def program_order(outputs: int, aliases: Sequence[InputOutputAlias]) -> list[int]:
@@ -74,6 +82,8 @@ class Program:
         self._fold = fold
         self._slots: dict[tuple[int, str], int] = {}  # (constant, layout) -> index in weights
         self._derived: dict[Value, np.ndarray] = {}
+        self._body = function.body
+        self._filled = 0  # bytes
         self.steps = self._steps(function.body)
 
     def known(self, value: Value | None) -> np.ndarray | None:
@@ -92,7 +102,7 @@ class Program:
             raise CompileError(f"xla: no kernel for {describe(node)}")
         known = tuple(self.known(v) for v in node.inputs)
         bodies = {name: Body(a, self._steps(a)) for name, a in node.attributes.items() if isinstance(a, Graph)}
-        if not bodies and self._derive(node, known):
+        if not bodies and (self._fill(node, known) or self._derive(node, known)):
             return None
         sources: list[Any] = []
         laid_out = set()
@@ -118,8 +128,34 @@ class Program:
         if slot is None:
             slot = self._slots[key] = len(self.weights)
             self.weights.append(data if layout is None else layout.make(np, data))
-            self.keys.append(f"{array_digest(data)} {key[1]}")
+            self.keys.append(f"{_content_key(data)} {key[1]}")
         return slot
+
+    def _fill(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:
+        """Take what a ConstantOfShape gives as a constant, if a product reads it: as a view of one element, which
+        becomes memory on the device alone."""
+        if node.op_type != "ConstantOfShape" or node.domain or known[0] is None:
+            return False
+        value, portable = node.outputs[0], find_kernel(node.domain, node.op_type)
+        if value is None or value not in self._operands or portable is None:
+            return False
+        one = np.asarray(portable.function(OpContext(node, np), np.ones_like(known[0])))
+        filled = np.broadcast_to(one, known[0].tolist())
+        if self._filled + filled.nbytes > _FILLED:
+            return False
+        self._filled += filled.nbytes
+        self._derived[value] = filled
+        return True
+
+    @functools.cached_property
+    def _operands(self) -> set[Value]:
+        """What products read, and what those are views of."""
+        found: set[Value] = set()
+        for node in reversed(list(every_node(self._body))):
+            is_view = traits_of(node).view and not found.isdisjoint(node.outputs)
+            if is_view or (node.op_type in _PRODUCTS and not node.domain):
+                found.update(v for v in node.inputs if v is not None)
+        return found
 
     def _derive(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:
         """Compute a node of constants with NumPy, if it is one and its results are not much larger."""
@@ -144,6 +180,13 @@ class Program:
             if v is not None and r is not None:
                 self._derived[v] = np.asarray(r)
         return True
+
+
+def _content_key(data: np.ndarray) -> str:
+    """The same for arrays of equal contents; of one element seen as many it is found without reading them all."""
+    if data.size > 1 and not any(data.strides):
+        return f"{data.shape} of {array_digest(data[(slice(1),) * data.ndim].copy())}"
+    return array_digest(data)
 
 
 def is_boxing(node: Node) -> bool:

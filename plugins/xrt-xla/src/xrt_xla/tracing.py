@@ -12,8 +12,10 @@ import numpy as np
 from xrt_core.engine.contract import Function, Parameter
 from xrt_core.errors import CompileError, XRTError
 from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_xla._toolkit import jnp, lax, program_name
+from xrt_xla.channels_last import ChannelsLast, turned
 from xrt_xla.kernels.context import XlaContext
 from xrt_xla.program import Body, Program, Step, describe
 
@@ -36,6 +38,7 @@ class Traced:
         self._program = program
         self._returns = [(function.body.outputs[i], returns[i], places.get(i)) for i in order]
         self._kind, self._on_mesh = kind, on_mesh
+        self._last = ChannelsLast(kind == "cpu")
 
     def named(self, is_stored: bool) -> Callable[..., tuple[Any, ...]]:
         """The callable as a function whose name becomes that of the program. is_stored: see `program_name`."""
@@ -58,6 +61,7 @@ class Traced:
 
     def _trace(self, steps: Sequence[Step], values: dict[Value, Any], weights: Sequence[Any]) -> None:
         """Trace steps, whose results are added to `values`."""
+        self._last.enter(steps)
         for node, entry, sources, known, laid_out, bodies in steps:
             ctx = XlaContext(node, jnp, lax, self._kind, known, laid_out, self._on_mesh)
             if bodies:
@@ -70,17 +74,25 @@ class Traced:
                     inputs.append(source if i in entry.static else jnp.asarray(source))
                 else:
                     inputs.append(None if source is None else values[source])
+            ctx.channels_last = self._last.reaches(node)
+            is_turned = ctx.channels_last and traits_of(node).elementwise
             try:
-                results = entry.function(ctx, *inputs)
+                results = entry.function(ctx, *(turned(inputs, entry.static) if is_turned else inputs))
             except XRTError as e:
                 raise CompileError(f"xla: {describe(node)} does not trace: {e}") from e
             except Exception as e:
                 raise CompileError(f"xla: {describe(node)} does not trace: {type(e).__name__}: {first_lines(e)}") from e
             if not isinstance(results, tuple):
                 results = (results,)
+            if is_turned:
+                results = tuple(jnp.moveaxis(r, -1, 1) for r in results)
             for i, v in enumerate(node.outputs):
                 if v is not None:
                     values[v] = _checked(results, i, v, node)
+            if self._kind == "cpu":
+                values.update(
+                    (v, lax.optimization_barrier(values[v])) for v in self._last.note(node, ctx.channels_last)
+                )
 
     def _run_body(self, body: Body, around: Mapping[Value, Any], weights: Sequence[Any], *inputs: Any) -> list[Any]:
         """Trace a subgraph: its results for these inputs, reading the values around it."""

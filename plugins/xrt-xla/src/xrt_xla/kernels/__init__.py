@@ -9,6 +9,7 @@ from xrt_xla.kernels import (
     gradient,
     linear,
     normalization,
+    pooling,
     quantized,
     recurrent,
     reduction,
@@ -19,8 +20,8 @@ from xrt_xla.kernels import (
 from xrt_xla.kernels.context import DEVICES
 
 __all__ = [
-    "barrier", "boxing", "control", "convolution", "gradient", "linear", "normalization", "quantized", "recurrent",
-    "reduction", "softmax", "transposed", "write",
+    "barrier", "boxing", "control", "convolution", "gradient", "linear", "normalization", "pooling", "quantized",
+    "recurrent", "reduction", "softmax", "transposed", "write",
 ]  # fmt: skip
 
 register_portable_kernels("xla", DEVICES)

@@ -33,10 +33,11 @@ class XlaContext(OpContext):
     lax: `jax.lax`. kind: "cpu", "cuda" or "tpu". known: for each input its value where it is a constant (NumPy).
     laid_out: indices of inputs that come in the form that `layout_of` asked for. on_mesh: whether the program is for
     several devices, which share the arrays. bodies: of control flow, by attribute,
-    functions from a subgraph's inputs to its results.
+    functions from a subgraph's inputs to its results. channels_last: whether an input was computed with channels last
+    (`xrt_xla.channels_last`) and only turned round for the kernel.
     """
 
-    __slots__ = ("bodies", "kind", "known", "laid_out", "lax", "on_mesh")
+    __slots__ = ("bodies", "channels_last", "kind", "known", "laid_out", "lax", "on_mesh")
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class XlaContext(OpContext):
         super().__init__(node, xp)
         self.lax, self.kind, self.known, self.laid_out, self.on_mesh = lax, kind, known, laid_out, on_mesh
         self.bodies: Mapping[str, Callable[..., list[Any]]] = {}
+        self.channels_last = False
 
     def in_layout(self, index: int, array: Any) -> Any:
         """Input `index` in the form its kernel asks for: as given where the constant was laid out, else made here."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.types import ONNX_TO_DTYPE
-from xrt_core.kernels.namespace import narrow, wide
+from xrt_core.kernels.namespace import narrow, wide, widen
 from xrt_xla.kernels.context import XlaContext, portable, xla_kernel
 from xrt_xla.kernels.reduction import sum_pixels
 
@@ -73,8 +73,14 @@ def _statistics(ctx: XlaContext, pixels: Any) -> tuple[Any, Any, Any]:
 
 @xla_kernel("BatchNormalization")
 def batch_normalization(ctx: XlaContext, x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
-    """By the statistics of the batch on the CPU, channels last; every other case is the portable kernel's."""
+    """On the CPU with channels last, by the batch's statistics and behind convolutions by given ones; every other case
+    is the portable kernel's."""
     training = ctx.version >= 14 and ctx.attr("training_mode", 0)
+    if not training and ctx.num_outputs == 1 and ctx.channels_last and (ctx.version >= 9 or ctx.attr("spatial", 1)):
+        w_scale, w_bias, w_mean, w_var = map(widen, (scale, bias, mean, var))
+        factor = w_scale / ctx.xp.sqrt(w_var + ctx.attr("epsilon", _EPSILON))
+        pixels = widen(ctx.xp.moveaxis(x, 1, -1))
+        return narrow(ctx.xp.moveaxis(pixels * factor + (w_bias - w_mean * factor), -1, 1), x.dtype)
     if not training or ctx.kind != "cpu" or x.ndim < 3 or not x.size:
         return portable(ctx, x, scale, bias, mean, var)
     pixels = _pixels(ctx, x)
