@@ -430,6 +430,37 @@ def test_recurrent_cells_are_right_for_finite_inputs_only() -> None:
     assert (outcome.verdict, outcome.finite_only) == ("ready", True), outcome.reason
 
 
+def test_the_factors_of_a_determinant_are_right_for_finite_inputs_only() -> None:
+    """NumPy calls a matrix singular that has a pivot of zero, even beside an infinite one; libraries multiply them."""
+    x, y = value("x", (3, 2, 2)), value("y", (3,))
+    f = Function.from_graph(Graph([x], [y], [node("Det", [x], [y])], opsets={"": 21}, name="f"))
+    outcome = evaluate(f, [Planted().candidate], EvaluationSettings(tune=False))
+    assert (outcome.verdict, outcome.finite_only) == ("ready", True), outcome.reason
+
+
+@pytest.mark.parametrize(("constant", "verdict"), [(-np.inf, "wrong"), (-3.0, "ready")])
+def test_constants_that_are_not_finite(constant: float, verdict: str) -> None:
+    """They are tried on positive numbers alone: scores of -infinity weigh nothing, which a library may make NaN."""
+    x, y = value("x", (1, 1, 8, 4)), value("y", (1, 1, 8, 4))
+    queries = np.random.default_rng(0).random((1, 1, 8, 4), np.float32)
+    queries[..., 1, 2] = constant
+    attention = Node("Attention", [Value.constant(queries), x, x], [y], version=23)
+    f = Function.from_graph(Graph([x], [y], [attention], opsets={"": 23}, name="f"))
+
+    class Library(Executable):
+        def run(self, inputs: Any, run_options: Any = None, block_until_done: bool = True) -> Any:
+            (k,) = inputs
+            with np.errstate(all="ignore"):
+                scores = queries @ np.swapaxes(k, 2, 3) / np.float32(2)
+                weights = np.exp(scores - scores.max(3, keepdims=True))
+                return [weights / weights.sum(3, keepdims=True) @ k]
+
+    settings = EvaluationSettings(tune=False, seed=1)  # whose rows of one number are negative
+    outcome = evaluate(f, [Candidate("library", lambda f, fused: Library())], settings)
+    assert outcome.verdict == verdict, outcome.reason
+    assert ("it is nan, not 0" in outcome.reason) == (verdict == "wrong")
+
+
 def test_elementwise_results_are_judged_element_by_element() -> None:
     """An error that only small elements show is found, though large ones are beside them."""
     assert _relu(np.tanh, "Tanh").verdict == "ready"
