@@ -19,6 +19,7 @@ import pytest
 from tests.guard.engines import Plain, Unserialisable
 from tests.guard.guarded import captured_events, chain, eventually, fallbacks, gone, is_running, module, registered
 from xrt_core.errors import EngineUnavailableError
+from xrt_core.guard import isolation
 from xrt_core.guard.isolation import IS_SUPPORTED, IsolatedExecutable
 from xrt_core.module import XRTModule
 from xrt_core.testing import functions
@@ -75,7 +76,9 @@ def test_an_interrupted_run(where: str, monkeypatch: pytest.MonkeyPatch) -> None
         executable.seconds = 5.0
         for _ in range(3):
             with monkeypatch.context() as patch:
-                patch.setattr(executable, "_channel", Interrupting(executable._channel, where))
+                channel = Interrupting(executable._channel, where)
+                patch.setattr(executable, "_channel", channel)
+                patch.setattr(executable._receiver, "_channel", channel)
                 with pytest.raises(KeyboardInterrupt):
                     executable.run([x + 1])
             np.testing.assert_array_equal(executable.run([x])[0], m(x))
@@ -122,6 +125,44 @@ def test_the_process_starts_again() -> None:
         assert processes(m) not in ([], [pid])
         np.testing.assert_array_equal(m(x), want)
     assert fallbacks(events) == [("run", "crashed")]
+
+
+class Looked:
+    """A channel that counts how often it is looked at without waiting."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel, self.looks = channel, 0
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        self.looks += flags == socket.MSG_DONTWAIT
+        return self._channel.recv(size, flags)
+
+
+def test_who_looks_in_vain_sleeps_at_once() -> None:
+    """After two times, but for every sixteenth; what was found by looking makes it look again."""
+    own, its = socket.socketpair()
+    with own, its:
+        looked = Looked(own)
+        receiver = isolation._Receiver(looked)  # type: ignore[arg-type]
+        looks = []
+        for _ in range(18):
+            looked.looks = 0
+            assert receiver.receive(0.0, 1e-4) is None
+            looks.append(looked.looks > 0)
+        assert [i for i, is_one in enumerate(looks) if is_one] == [0, 1, 16]
+        its.send(b"a")
+        looked.looks = 0
+        assert (receiver.receive(1.0, 1e-4), looked.looks) == (b"a", 0)  # it slept, and was woken
+        receiver._in_vain = 32
+        its.send(b"b")
+        assert (receiver.receive(1.0, 1.0), looked.looks) == (b"b", 1)
+        assert receiver.receive(0.0, 1e-4) is None
+        assert looked.looks > 1
+        its.close()
+        assert receiver.receive(1.0, 1e-4) == b""
 
 
 def test_threads_take_turns() -> None:

@@ -74,6 +74,20 @@ def test_what_surprises_is_a_finding(tmp_path: pathlib.Path, monkeypatch: pytest
     assert "differs: at [5]" in next(fuzz._differences({"y": np.where(X == 5, np.nan, X)}, {"y": X}, True))
 
 
+def test_results_that_leave_no_memory_for_others_are_not_compared(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run on the host alone: an engine that has no memory for its own beside them has done nothing wrong."""
+    called: list[str] = []
+    monkeypatch.setattr(fuzz, "_on_engine", lambda told, engine, *rest: called.append(engine))
+    fuzz.store(mutations.Case("relu", BASE.model.SerializeToString(), [{"x": X}, {"x": X}]), tmp_path / "case")
+    for most, wanted in ((2 * X.nbytes, ["acme"]), (2 * X.nbytes - 1, [])):
+        monkeypatch.setattr(fuzz, "_COMPARED", most)
+        called.clear()
+        told = fuzz.examine(tmp_path / "case", ["acme"], sandbox=False)
+        assert (told.ran["host"], called) == (2, wanted)
+
+
 def test_extremes_are_run_and_not_compared(tmp_path: pathlib.Path) -> None:
     """Numbers whose squares overflow or vanish; not casts of what is not finite, which have one rule."""
     (tmp_path / "m.onnx").write_bytes(BASE.model.SerializeToString())

@@ -367,6 +367,48 @@ def test_an_engine_that_loses_nan_at_some_places_is_right_for_finite_inputs_only
     assert outcome.finite_only
 
 
+def _running_mean(x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
+    """The mean of each row, each element being added as what it differs by from the mean of those before: NaN from an
+    infinity on."""
+    with np.errstate(invalid="ignore"):
+        mean = np.zeros_like(x[:, :1])
+        for i in range(x.shape[1]):
+            mean = mean + (x[:, i : i + 1] - mean) / np.float32(i + 1)
+        exact = x.mean(1, keepdims=True)
+        centred = x - exact
+        inverse = np.float32(1) / np.sqrt((centred * centred).mean(1, keepdims=True) + np.float32(1e-5))
+        return [centred * inverse * scale + bias, mean]
+
+
+def _folded_scale(x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
+    """Instance normalisation as one product and one sum: NaN where infinities of both signs are added."""
+    with np.errstate(invalid="ignore"):
+        mean = x.mean((2, 3), keepdims=True)
+        factor = scale[:, None, None] / np.sqrt(x.var((2, 3), keepdims=True) + np.float32(1e-5))
+        return [x * factor + (bias[:, None, None] - mean * factor)]
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "run"),
+    [("LayerNormalization", (3, 4), _running_mean), ("InstanceNormalization", (1, 2, 1, 3), _folded_scale)],
+)
+def test_what_only_a_lone_infinity_shows(op: str, shape: tuple[int, ...], run: Callable[..., Any]) -> None:
+    """In a small array several make NaN of everything on any engine."""
+    x, y = value("x", shape), value("y", shape)
+    scale, bias = (value(n, (shape[1],)) for n in ("scale", "bias"))
+    outputs = [y, value("mean", (shape[0], 1))] if op == "LayerNormalization" else [y]
+    f = Function.from_graph(
+        Graph([x, scale, bias], outputs, [node(op, [x, scale, bias], outputs)], opsets={"": 21}, name="f")
+    )
+
+    class Library(Executable):
+        def run(self, inputs: Any, run_options: Any = None, block_until_done: bool = True) -> Any:
+            return run(*inputs)
+
+    outcome = evaluate(f, [Candidate("library", lambda f, fused: Library())], EvaluationSettings(tune=False))
+    assert (outcome.verdict, outcome.finite_only) == ("ready", True), outcome.reason
+
+
 def test_operators_that_weigh_are_right_for_finite_inputs_only() -> None:
     """The standard leaves open what NaN of weight zero gives, so no set of inputs can tell."""
     x, y = value("x", (1, 1, 4, 4)), value("y", (1, 1, 8, 8))
@@ -386,6 +428,37 @@ def test_recurrent_cells_are_right_for_finite_inputs_only() -> None:
     )
     outcome = evaluate(f, [Planted().candidate], EvaluationSettings(tune=False))
     assert (outcome.verdict, outcome.finite_only) == ("ready", True), outcome.reason
+
+
+def test_the_factors_of_a_determinant_are_right_for_finite_inputs_only() -> None:
+    """NumPy calls a matrix singular that has a pivot of zero, even beside an infinite one; libraries multiply them."""
+    x, y = value("x", (3, 2, 2)), value("y", (3,))
+    f = Function.from_graph(Graph([x], [y], [node("Det", [x], [y])], opsets={"": 21}, name="f"))
+    outcome = evaluate(f, [Planted().candidate], EvaluationSettings(tune=False))
+    assert (outcome.verdict, outcome.finite_only) == ("ready", True), outcome.reason
+
+
+@pytest.mark.parametrize(("constant", "verdict"), [(-np.inf, "wrong"), (-3.0, "ready")])
+def test_constants_that_are_not_finite(constant: float, verdict: str) -> None:
+    """They are tried on positive numbers alone: scores of -infinity weigh nothing, which a library may make NaN."""
+    x, y = value("x", (1, 1, 8, 4)), value("y", (1, 1, 8, 4))
+    queries = np.random.default_rng(0).random((1, 1, 8, 4), np.float32)
+    queries[..., 1, 2] = constant
+    attention = Node("Attention", [Value.constant(queries), x, x], [y], version=23)
+    f = Function.from_graph(Graph([x], [y], [attention], opsets={"": 23}, name="f"))
+
+    class Library(Executable):
+        def run(self, inputs: Any, run_options: Any = None, block_until_done: bool = True) -> Any:
+            (k,) = inputs
+            with np.errstate(all="ignore"):
+                scores = queries @ np.swapaxes(k, 2, 3) / np.float32(2)
+                weights = np.exp(scores - scores.max(3, keepdims=True))
+                return [weights / weights.sum(3, keepdims=True) @ k]
+
+    settings = EvaluationSettings(tune=False, seed=1)  # whose rows of one number are negative
+    outcome = evaluate(f, [Candidate("library", lambda f, fused: Library())], settings)
+    assert outcome.verdict == verdict, outcome.reason
+    assert ("it is nan, not 0" in outcome.reason) == (verdict == "wrong")
 
 
 def test_elementwise_results_are_judged_element_by_element() -> None:

@@ -163,12 +163,15 @@ def test_kinds_differ_and_ties_tie() -> None:
 
 
 def test_nan_and_infinities_reach_every_float_that_is_no_index() -> None:
-    """A few of each, or half of the elements; in front of a Log and an Exp as well, whose numbers are bounded."""
+    """A few of each, half of the elements, or one; in front of a Log and an Exp as well, whose numbers are bounded."""
     for op in ("Relu", "Log", "Exp"):
         kinds = {kind: synthesize_inputs(through(op), kind)[0] for kind in NONFINITE}
         assert 1 <= (~np.isfinite(kinds["nonfinite"])).sum() <= max(kinds["nonfinite"].size // 8, 1)
         assert np.isnan(kinds["nan"]).sum() == (kinds["nan"].size + 1) // 2
         assert np.isinf(kinds["infinite"]).sum() == (kinds["infinite"].size + 1) // 2
+        assert np.isinf(kinds["lone"]).sum() == 1
+        assert np.isfinite(kinds["other lone"]).all()  # it is the first param
+        assert np.isfinite(kinds["lone"][..., -1]).all()  # the end of each row
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,8 +4,9 @@ An engine that aborts, exits, hangs or is killed there ends its child process, a
 has one such process for all its clusters. Each executable has a channel to it: a segment of shared memory with a place
 for each input and result, as shapes are static, and a socket over which lines are exchanged: each request has a number,
 which ends its reply. What a caller that was interrupted left behind, on either side, is of another number.
-Whoever waits looks for it before it sleeps, as waking up takes some 60 us: the process for 50 us, the caller
-for as long as the last run took and that, but at most 0.5 ms.
+Whoever waits looks for it before it sleeps, as waking up takes some 60 us: the process for 50 us and what the caller's
+copies take, the caller for 50 us and what the last run took, but at most 0.5 ms. Where that was in vain, it is tried
+now and then only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -32,12 +33,17 @@ from xrt_core.guard.worker_pool import Worker, WorkerFailure
 from xrt_core.ir.function import Function, Parameter
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.launch import LaunchCheck, WrongResults, engine_failure
+from xrt_core.runtime.transfers import direct
 
 IS_SUPPORTED: Final = hasattr(socket, "send_fds") and hasattr(os, "sched_yield")
 """Whether this system can pass file descriptors between processes: POSIX."""
 
 _SPIN: Final = 50e-6  # seconds
 _LONGEST_SPIN: Final = 5e-4
+_IN_VAIN: Final = 2
+_TRIAL: Final = 16
+"""Who has looked in vain so many times in a row sleeps at once, but for every so many times."""
+_COPIED: Final = 2e10  # bytes in a second, roughly
 _ALIGNMENT: Final = 64  # bytes
 _RUN: Final = b"r"
 _WAIT: Final = b"w"
@@ -157,8 +163,7 @@ class IsolatedExecutable(Executable):
         self._process = process  # which lives as long as its executables
         self._worker = worker
         self._channel = channel
-        self._poll = select.poll()
-        self._poll.register(channel, select.POLLIN)
+        self._receiver = _Receiver(channel)
         self._inputs = places.inputs(segment)
         self._results = places.results(segment)
         self._function = function
@@ -178,8 +183,7 @@ class IsolatedExecutable(Executable):
         with self._lock:
             if self._is_waited_for:  # the caller of that run was interrupted
                 self._answer(_WAIT)
-            for place, x in zip(self._inputs, inputs, strict=True):
-                np.copyto(place, to_numpy(x), casting="no")
+            _copy(inputs, self._inputs)
             self._is_waited_for = True
             start = time.perf_counter()
             error = self._answer(_RUN)
@@ -200,7 +204,7 @@ class IsolatedExecutable(Executable):
         try:
             self._channel.send(request + number, _NO_SIGNAL)
             while not reply.endswith(mark):
-                part = _receive(self._channel, self._poll, self.seconds, self._spin)
+                part = self._receiver.receive(self.seconds, self._spin)
                 if part is None:
                     self._worker.kill("hung", f"the engine's process did not answer within {self.seconds:g} s")
                     raise self._worker.ended()
@@ -218,24 +222,31 @@ def serve(executable: Executable, function: Function, engine: str, channel: sock
     places = _Places(function)
     inputs, results = places.inputs(segment), places.results(segment)
     check = LaunchCheck(function, engine)
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
+    run: Callable[[Sequence[Any]], Sequence[Any]] | None = None
     with contextlib.suppress(OSError):
-        for request in _requests(channel, poll):
+        for request in _requests(channel, min(_SPIN + places.size / _COPIED, _LONGEST_SPIN)):
             reply = b""
             try:
                 if request[:1] == _RUN:
-                    for place, r in zip(results, check.results(executable.run(check.inputs(inputs))), strict=True):
-                        np.copyto(place, to_numpy(r), casting="no")
+                    if run is None:
+                        _copy(check.results(executable.run(check.inputs(inputs))), results)
+                        run = check.around(direct(executable), executable.fixed_results)
+                    else:
+                        _copy(run(inputs), results)
             except BaseException as e:
                 reply = _described(e, engine)
             channel.send(reply + b" " + request[1:] + _END, _NO_SIGNAL)
 
 
-def _requests(channel: socket.socket, poll: select.poll) -> Iterator[bytes]:
-    """The requests that come over a channel, until its other end is closed."""
-    left = b""
-    while part := _receive(channel, poll, None, _SPIN):
+def _copy(arrays: Sequence[Any], places: Sequence[np.ndarray]) -> None:
+    for x, place in zip(arrays, places, strict=True):
+        np.copyto(place, to_numpy(x), casting="no")
+
+
+def _requests(channel: socket.socket, spin: float) -> Iterator[bytes]:
+    """The requests that come over a channel, until its other end is closed. spin: seconds to look for each."""
+    left, receiver = b"", _Receiver(channel)
+    while part := receiver.receive(None, spin):
         *whole, left = (left + part).split(_END)
         yield from whole
 
@@ -254,17 +265,32 @@ def _failure(reply: bytes) -> ExecutionError:
     return WrongResults(error, kind) if kind in ("wrong count", "wrong shape", "wrong dtype") else ExecutionError(error)
 
 
-def _receive(channel: socket.socket, poll: select.poll, seconds: float | None, spin: float) -> bytes | None:
-    """What comes over a channel; b"" if its other end is closed, None if nothing comes in time."""
-    end = time.perf_counter() + spin
-    while time.perf_counter() < end:
-        try:
-            return channel.recv(_LONGEST, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            os.sched_yield()
-    if not poll.poll(None if seconds is None else min(seconds * 1e3, _LONGEST_WAIT)):
-        return None
-    return channel.recv(_LONGEST)
+class _Receiver:
+    """One end of a channel, from which is read: at once while looking is of use. It is none where messages are far
+    between, and where the other side waits for this processor, which a yield does not always give it."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
+        self._in_vain = 0
+
+    def receive(self, seconds: float | None, spin: float) -> bytes | None:
+        """What comes; b"" if the other end is closed, None if nothing comes in time."""
+        if self._in_vain < _IN_VAIN or self._in_vain % _TRIAL == 0:
+            end = time.perf_counter() + spin
+            while time.perf_counter() < end:
+                try:
+                    found = self._channel.recv(_LONGEST, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    os.sched_yield()
+                else:
+                    self._in_vain = 0
+                    return found
+        self._in_vain += 1
+        if not self._poll.poll(None if seconds is None else min(seconds * 1e3, _LONGEST_WAIT)):
+            return None
+        return self._channel.recv(_LONGEST)
 
 
 class _Places:

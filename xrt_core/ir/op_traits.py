@@ -61,7 +61,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     piecewise_constant: the derivative is zero wherever it exists.
     weighs: elements are weighted by, or taken at, numbers that are computed: the standard leaves open whether NaN or
         infinity of weight zero, or beside what is taken, shows in the result. The first state of a recurrent cell,
-        which is zero, is such a weight: libraries leave its product out.
+        which is zero, is such a weight: libraries leave its product out. So are the factors of a Det, by pivots.
     grows: small inputs may ask for a result of any size, which type inference may not know beforehand.
     """
 
@@ -306,7 +306,7 @@ _ONNX: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
         "RegexFullMatch", "SequenceLength", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer",
     },
     "weighs": frozenset({
-        "Attention", "DeformConv", "GRU", "GridSample", "LSTM", "LinearAttention", "RNN", "Resize", "RoiAlign",
+        "Attention", "DeformConv", "Det", "GRU", "GridSample", "LSTM", "LinearAttention", "RNN", "Resize", "RoiAlign",
         "Upsample",
     }),
     "grows": _WINDOWS | {

@@ -40,6 +40,8 @@ SECONDS: Final = 60.0
 """A case may take so long, on the host and all engines."""
 MEMORY: Final = 5 << 30
 """Bytes that a worker may allocate."""
+_COMPARED: Final = 1 << 30
+"""Bytes of the host's results up to which engines run too: theirs have to fit beside them."""
 _CASES_OF_A_WORKER: Final = 400  # compilers keep memory for every program
 _JUDGED: Final = (1e-12, 1e12)
 """Results are compared where all floats other than 0, infinity and NaN lie between these: beyond, squares and sums
@@ -119,6 +121,8 @@ def examine(folder: pathlib.Path, engines: Sequence[str], sandbox: bool) -> Told
         return told
     told.loaded = True
     wanted = [_call(told, "host", host, call) for call in calls]
+    if sum(y.nbytes for of_call in wanted for y in (of_call or {}).values() if isinstance(y, np.ndarray)) > _COMPARED:
+        return told
     judge = _Judge(path)
     for engine in engines:
         _on_engine(told, engine, path, calls, wanted, sandbox, judge)

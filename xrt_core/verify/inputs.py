@@ -19,7 +19,7 @@ from xrt_core.verify.value_ranges import FREE, ValueConstraint, infer_constraint
 
 Kind = Literal[
     "normal", "ties", "large", "gentle", "damped", "small", "constant", "zero", "negative", "nonfinite", "nan",
-    "infinite",
+    "infinite", "lone", "other lone",
 ]
 """normal: normally distributed floats. ties: few distinct values, zero among them, and the ends of 8-bit integers.
 large: normal, eight times as large. gentle: floats from 0.5 to 1.5, for which even unknown graphs rarely give NaN or
@@ -29,11 +29,13 @@ made: products of such matrices neither grow nor vanish. small: normal, a thousa
 does not vary. zero, negative: no float is anything else where the operators allow it, for what divides by a norm, a
 range or a maximum: the NaN that comes of that arises inside, where no check of the inputs sees it. nonfinite: normal,
 with a few NaN and infinities, wherever floats are no integers. nan, infinite: half of the elements are, at random
-places."""
+places. lone, other lone: one element of every other param is infinite, beginning with the first, or the second."""
 
-NONFINITE: Final[tuple[Kind, ...]] = ("nonfinite", "nan", "infinite")
+NONFINITE: Final[tuple[Kind, ...]] = ("nonfinite", "nan", "infinite", "lone", "other lone")
 """The kinds that are no numbers. A few show what becomes of them and of others in one reduction, many whether they are
-treated alike at every place: the rest of a vectorised loop, or the first element of a maximum, may be another case."""
+treated alike at every place: the rest of a vectorised loop, or the first element of a maximum, may be another case.
+A lone one shows what becomes of it beside numbers, where in a small array others would make NaN of it on any engine: an
+infinite sum, or an infinite factor of what is centred."""
 
 KINDS: Final[tuple[Kind, ...]] = tuple(k for k in get_args(Kind) if k not in NONFINITE)
 """The kinds of numbers."""
@@ -49,6 +51,8 @@ EDGES: Final[tuple[Kind, ...]] = ("small", "constant", *DEGENERATE)
 
 _LEVELS: Final = (-1.5, -0.7, 0.0, 0.0, 0.3, 0.7, 1.5)
 _BROKEN: Final = (math.nan, math.inf, -math.inf)
+_FINITE: Final = {"lone": 1, "other lone": 0}
+"""Which of two params has finite numbers only."""
 _USUAL: Final = 4.0  # few normally distributed numbers are larger
 _RARE: Final = 8  # of so many elements at most one is not finite
 _WITH_INFINITY: Final = frozenset(("float16", "float32", "float64", "bfloat16"))
@@ -84,7 +88,7 @@ def synthesize_inputs(
         if given is not None and constraint.is_free and float_like(p.dtype):
             made.append(_spread(p, given, rng))
         else:
-            made.append(make_array(p, constraint, kind, rng))
+            made.append(make_array(p, constraint, "normal" if i % 2 == _FINITE.get(kind) else kind, rng))
     return made
 
 
@@ -162,8 +166,11 @@ def _floats(
     if kind in NONFINITE and not _is_integral(constraint) and dtype.name in _WITH_INFINITY:
         flat = made.reshape(-1)
         rare = min(len(_BROKEN), max(flat.size // _RARE, 1))
-        places = rng.permutation(flat.size)[: rare if kind == "nonfinite" else (flat.size + 1) // 2]
-        broken = {"nan": _BROKEN[:1], "infinite": _BROKEN[1:]}.get(kind, _BROKEN)
+        count = {"nonfinite": rare, "nan": (flat.size + 1) // 2, "infinite": (flat.size + 1) // 2}.get(kind, 1)
+        places = rng.permutation(flat.size)[:count]
+        if kind in _FINITE and shape and shape[-1] > 1:  # what is summed in turn may lose it anywhere but at the end
+            places = places - (places % shape[-1] == shape[-1] - 1)
+        broken = {"nan": _BROKEN[:1], "nonfinite": _BROKEN}.get(kind, _BROKEN[1:])
         flat[places] = np.resize(np.array(broken), len(places)).astype(dtype)
     return made
 
