@@ -426,3 +426,32 @@ def test_no_node_is_refused_for_the_number_of_its_version() -> None:
     m = XRTModule(helper.make_model(graph), engine="onnxruntime", prune=False, cache="off", guard=False)
     np.testing.assert_array_equal(m(np.array([0.3, 1, -2], np.float32)), [0.5, 1, -2])
     assert [n.op_type for n in m.partitioned().nodes if n.op_type not in ("Cast", "Launch")] == ["EngineInputConvert"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_row_that_is_masked_by_the_least_number(engine: OnnxRuntimeEngine, nested: bool) -> None:
+    """Softmax of equal scores, whatever they are, is the mean; only a row of -infinity gives 0."""
+    shape, least = (1, 1, 3, 4), np.finfo(np.float32).min
+    q, k, v, y = (_value(n, F32, *shape) for n in "qkvy")
+    mask, use = _value("mask", F32, 3, 3), _value("use", np.bool_)
+    inner = _value("z", F32, *shape) if nested else y
+    node = Node("Attention", [q, k, v, mask], [inner], version=23)
+    nodes, inputs = [node], [q, k, v, mask]
+    if nested:
+        branches = [
+            Graph([], [inner], [node], opsets={"": 23}, name="then"),
+            Graph([], [w := _value("w", F32, *shape)], [Node("Neg", [q], [w], version=13)], opsets={"": 23}, name="no"),
+        ]
+        bodies = {"then_branch": branches[0], "else_branch": branches[1]}
+        nodes, inputs = [Node("If", [use], [y], bodies, version=23)], [use, *inputs]
+    arrays = [np.random.default_rng(i).standard_normal(shape, dtype=np.float32) for i in range(3)]
+    rows = np.zeros((3, 3), np.float32)
+    rows[0], rows[1], rows[2, :2] = least, -np.inf, least
+    function = Function.from_graph(Graph(inputs, [y], nodes, opsets={"": 23}, name="masked"))
+    made = engine.compiler("cpu", CompileOptions()).compile(function, function.params, function.returns, ())
+    given = [*([np.array(True)] if nested else []), *arrays, rows]
+    (result,) = made.run(given)
+    found = np.asarray(result)[0, 0]
+    np.testing.assert_allclose(found[0], arrays[2][0, 0].mean(axis=0), rtol=1e-5)
+    np.testing.assert_array_equal(found[1], 0)
+    np.testing.assert_allclose(found[2], arrays[2][0, 0, 2], rtol=1e-5)

@@ -20,6 +20,7 @@ from xrt_core.engine.contract import (
 from xrt_core.engine.onnx_bridge import OnnxModel, as_onnx_text, onnx_model
 from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, XRTError, nearest
 from xrt_onnxruntime import _toolkit
+from xrt_onnxruntime.deviations import avoided
 from xrt_onnxruntime.device import DeviceExecutable
 from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable
 from xrt_onnxruntime.weights import Weights
@@ -191,6 +192,7 @@ def _exported(function: Function, **more: bool) -> OnnxModel:
     """The function in the newest opset that the library has kernels for; in a newer one that it takes where some node
     has no older form. Raises CompileError."""
     settled, newest = _toolkit.settled_opset(), _toolkit.newest_opset()
+    function = avoided(function)
     try:
         return onnx_model(function, engine="onnxruntime", newest_opset=settled, **more)
     except CompileError:

@@ -1,4 +1,5 @@
-"""Where the library takes a node and then fails on it or computes something else than ONNX says, as far as is known."""
+"""Where the library takes a node and then fails on it or computes something else than ONNX says, as far as is known:
+`deviation` for nodes that it does not get, `avoided` for those that it gets in another form."""
 
 from __future__ import annotations
 
@@ -8,8 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Node, Value, every_node
 from xrt_core.ir.op_traits import draws_random
+from xrt_core.ir.types import TensorType
+
+_MASK: Final = 3
+"""Which input of Attention its mask is."""
+_LEAST: Final = np.array(np.finfo(np.float32).min, np.float32)
 
 
 def deviation(node: Node) -> str | None:
@@ -18,6 +25,46 @@ def deviation(node: Node) -> str | None:
         return f"{node.op_type} draws random numbers, and those are the host's"
     rule = _RULES.get(node.op_type) if not node.domain else _ML_RULES.get(node.op_type)
     return None if rule is None else rule(node)
+
+
+def avoided(function: Function) -> Function:
+    """`function` with every Attention written so that the library computes it as ONNX says, bodies included; itself
+    where there is none with a mask of float32.
+
+    The library takes a row of scores that are all the least float32, the number that exporters mask with, for a row of
+    -infinity, and gives 0 for the mean of the values. Half of that number masks as well.
+    """
+    if not any(map(_is_masked, every_node(function.body))):
+        return function
+    body = _unmixed(function.body)
+    return Function(function.name, function.params, function.returns, body, function.aliases)
+
+
+def _is_masked(node: Node) -> bool:
+    mask = _input(node, _MASK)
+    return node.op_type == "Attention" and not node.domain and mask is not None and mask.dtype == np.float32
+
+
+def _unmixed(graph: Graph) -> Graph:
+    nodes: list[Node] = []
+    made: dict[Value, Value] = {}
+    for node in graph.nodes:
+        if node.attributes and node.subgraphs:
+            bodies = {k: _unmixed(a) if isinstance(a, Graph) else a for k, a in node.attributes.items()}
+            node = node.replace(attributes=bodies)
+        if _is_masked(node):
+            mask = node.inputs[_MASK]
+            assert mask is not None
+            if mask not in made:
+                made[mask] = Value(f"{mask.name}_halved", TensorType(np.dtype(np.float32), mask.shape))
+                is_least = Value(f"{mask.name}_is_least", TensorType(np.dtype(np.bool_), mask.shape))
+                nodes += [
+                    Node("Equal", [mask, Value("least", data=_LEAST)], [is_least], version=19),
+                    Node("Where", [is_least, Value("half", data=_LEAST / 2), mask], [made[mask]], version=16),
+                ]
+            node = node.replace(inputs=[*node.inputs[:_MASK], made[mask], *node.inputs[_MASK + 1 :]])
+        nodes.append(node)
+    return graph.replace(nodes=nodes)
 
 
 def _input(node: Node, index: int) -> Value | None:
