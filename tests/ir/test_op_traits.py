@@ -531,6 +531,8 @@ ELSEWHERE: Final = {
     "plugins/xrt-tensorrt/src/xrt_tensorrt/deviations.py": "what the library reads, builds and multiplies",
     "plugins/xrt-toy/src/xrt_toy/kernels/reduction.py": "the kernels that it has",
     "plugins/xrt-xla/src/xrt_xla/__init__.py": "what was tried on integers of two bits",
+    "plugins/xrt-xla/src/xrt_xla/channels_last.py": "operators whose kernels of the engine take channels last",
+    "plugins/xrt-xla/src/xrt_xla/program.py": "products, whose operands XLA does not fuse with them",
 }
 
 
