@@ -158,9 +158,16 @@ def _divided(divisor: np.ndarray | None) -> Node:
     return Node("Div", [Value("x", t), Value("d", t, divisor)], [Value("y", t)], version=14)
 
 
+def _scatter(reduction: str) -> Node:
+    x, updates, y = _value("x", F32, 2, 2), _value("u", F32, 2), _value("y", F32, 2, 2)
+    indices = _value("i", np.int64, 2, 2)
+    return Node("ScatterND", [x, indices, updates], [y], {"reduction": reduction}, version=18, name="n")
+
+
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
+        (_scatter("min"), "passes over NaN"),
         (_node("Relu", TensorType(F32, (None, 3)), version=14), "every dimension must be known"),
         (_node("Relu", TensorType(F32, None), version=14), "dtype and rank must be known"),
         (_node("Identity", TensorType(STRING, (2,)), version=14), "is string"),
@@ -184,6 +191,11 @@ def test_supports_refuses_with_the_reason(engine: OnnxRuntimeEngine, node: Node,
 def test_an_operator_newer_than_the_library_is_taken(engine: OnnxRuntimeEngine) -> None:
     """No number alone refuses it: it is tried in the newest form that the library knows."""
     assert engine.supports(_node("Relu", TensorType(F32, (2,)), version=1000), "cpu", "inference")
+
+
+def test_scatters_by_other_reductions_are_taken(engine: OnnxRuntimeEngine) -> None:
+    """Only least and greatest lose NaN."""
+    assert engine.supports(_scatter("add"), "cpu", "inference")
 
 
 def test_division_by_other_known_integers_is_taken(engine: OnnxRuntimeEngine) -> None:

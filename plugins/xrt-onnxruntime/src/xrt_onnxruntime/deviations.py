@@ -119,6 +119,14 @@ def _conv_integer(node: Node) -> str | None:
     return None
 
 
+def _scatter(node: Node) -> str | None:
+    x = _input(node, 0)
+    is_float = x is not None and x.dtype is not None and x.dtype.kind in "fV"
+    if not is_float or node.attributes.get("reduction") not in ("min", "max"):
+        return None
+    return f"onnxruntime's {node.op_type} of floats by min or max passes over NaN where an index comes again"
+
+
 def _extreme(node: Node) -> str | None:
     x = _input(node, 0)
     if x is not None and x.dtype is not None and x.dtype.kind in "fV":
@@ -249,5 +257,7 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "Sign": _sign,
         "ReduceMax": _extreme,
         "ReduceMin": _extreme,
+        "ScatterElements": _scatter,
+        "ScatterND": _scatter,
     }
 )
