@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tests.verify.planted import deep
 from tests.verify.test_repro import Suspect
 from xrt_core import XRTModule
 from xrt_core.engine import engines
-from xrt_core.testing.faults import RaisesAtCompile, WrongNumbers
+from xrt_core.testing.faults import Faulty, RaisesAtCompile, WrongNumbers
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.reference import run_host
 from xrt_core.verify.repro import read_bundle, replay
@@ -54,3 +56,40 @@ def test_a_faulty_kernel_costs_its_nodes_alone() -> None:
         assert "live" in text.lower()
     finally:
         engines.unregister("suspect")
+
+
+class _Claims:
+    """An array of a library of its own, which says that it is one of float32, and is read as one of objects."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self.dtype, self.shape = array, array.dtype, array.shape
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self._array.astype(object)
+
+
+class ReadsOtherwise(Faulty):
+    """Its results are read as another dtype than they claim."""
+
+    name = "reads_otherwise"
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        return [_Claims(r) for r in run()]
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("guard", [False, True])
+def test_a_result_is_what_it_is_read_as(guard: bool) -> None:
+    """Not what it claims to be: the caller gets the host's float32 from the first call on, also without guard."""
+    engines.register(ReadsOtherwise)
+    try:
+        function = deep(6)
+        inputs = synthesize_inputs(function)
+        want = run_host(function, inputs)[0]
+        with XRTModule(function.body, engine=ReadsOtherwise.name, guard=guard, prune=False) as module:
+            for _ in range(5):
+                for got, right in zip(module(*inputs), want, strict=True):
+                    assert got.dtype == np.float32
+                    np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-6)
+    finally:
+        engines.unregister(ReadsOtherwise.name)

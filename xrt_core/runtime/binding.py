@@ -14,7 +14,7 @@ from xrt_core.engine.contract import Engine, RunOptions
 from xrt_core.engine.cuda import naming_broken_context
 from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, number_of, same_device
 from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, to_numpy
-from xrt_core.runtime.launch import engine_failure, launch_mode
+from xrt_core.runtime.launch import WrongResults, engine_failure, launch_mode
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.transfers import on_host, to_caller, to_engine
 
@@ -51,10 +51,11 @@ def bind(
     out = from_numpy(family)
     readable = all(device_kind(device).numpy_readable for _, device in engines.values())
     if family == "numpy":
-        out = _writable if HOST not in plan.spaces and readable else lambda r: _writable(to_numpy(r))
+        own = _writable if all(e.array_families for e, _ in engines.values()) else _as_claimed
+        out = own if HOST not in plan.spaces and readable else lambda r: own(to_numpy(r))
     if as_is:
         out = _same
-    plain = np.ndarray if out is _writable else None  # what needs no conversion
+    plain = np.ndarray if out in (_writable, _as_claimed) else None  # what needs no conversion
 
     def call(arrays: Sequence[Any]) -> list[Any]:
         if convert:
@@ -90,6 +91,17 @@ def _writable(x: Any) -> Any:
     """The NumPy array of a result. That of another library is copied: read in place it would be read-only, or the
     engine's still."""
     return x if type(x) in _OWN else np.array(np.asarray(x))
+
+
+def _as_claimed(x: Any) -> Any:
+    """As `_writable`, of arrays of a library that is not known here. Raises WrongResults where one is read as another
+    dtype or shape than it claims."""
+    read = _writable(x)
+    claimed = getattr(x, "dtype", None)
+    if isinstance(claimed, np.dtype) and (read.dtype != claimed or read.shape != tuple(x.shape)):
+        said, found = f"{claimed}{list(x.shape)}", f"{read.dtype}{list(read.shape)}"
+        raise WrongResults(f"a result claims to be {said} and is read as {found}", "wrong dtype")
+    return read
 
 
 def taken_by(engines: Engines, name: str | None) -> tuple[str, ...]:
