@@ -678,7 +678,7 @@ def test_a_watch_of_calls_that_differ_in_size() -> None:
             schedule.postpone(n, cost=0.2, seconds=0.1)
     early = [size for n, size in compared[1:] if n <= 200]
     assert len(early) >= 5
-    assert np.mean(early) < 300  # of 500 in the mean
+    assert max(early) < 350  # of 500 in the mean; also among the first few calls
     late = [size for n, size in compared if n > 400]
     assert len(late) >= 8
     assert max(late) > 500
@@ -687,7 +687,7 @@ def test_a_watch_of_calls_that_differ_in_size() -> None:
         if schedule.is_due(n - 1, [np.zeros(1000 if n > 1 else 10)]):
             due.append(n)
             schedule.postpone(n, cost=0.2, seconds=0.1)
-    assert due == [1, 3, 9, 27, 81]
+    assert due == [1, 18, 54]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priorities of their own")

@@ -66,6 +66,39 @@ def test_a_symbolic_plan_computes_what_exact_ones_do(sizes: list[tuple[int, int]
     assert len(entries(m)) == 1  # it has taken the place of the first
 
 
+def test_another_process_knows_what_varied(tmp_path: pathlib.Path) -> None:
+    """A graph whose sizes varied is planned symbolically from the first call on, in a module of another process; not
+    without a cache, nor once its symbolic plan was given up."""
+    pytest.importorskip("onnxruntime")
+
+    def module(**more: object) -> xrt.XRTModule:
+        kept = {"guard": False, "prune": False, "cache_dir": str(tmp_path), "engine": "onnxruntime"}
+        return xrt.XRTModule(attention(), **{**kept, **more})  # type: ignore[arg-type]
+
+    def plans(m: xrt.XRTModule, *sizes: tuple[int, int]) -> list[bool]:
+        """Whether there is a symbolic plan after each call."""
+        found = []
+        for b, n in sizes:
+            inputs = tokens(b, n)
+            np.testing.assert_allclose(run(m, inputs), run(HOST["attention"], inputs), rtol=1e-4, atol=1e-5)
+            found.append(bool(symbolic(m)))
+        return found
+
+    assert plans(module(), (2, 7)) == [False]
+    assert plans(module(), (2, 7)) == [False]  # of one shape only
+    assert plans(module(), (2, 7), (3, 5)) == [False, True]
+    assert plans(module(cache="off"), (4, 9)) == [False]
+    m = module()
+    assert plans(m, (4, 9), (1, 3)) == [True, True]
+    assert len(entries(m)) == 1
+    caller = m._source.caller  # type: ignore[union-attr]
+    caller.pipeline.exact_from_now_on(caller.plans, symbolic(m)[0].plan, "of the test")
+    assert plans(module(), (4, 9), (3, 5)) == [False, True]
+    (entry,) = (f for f in tmp_path.rglob("*.xrt") if b"varying shapes" in f.read_bytes())
+    entry.write_bytes(entry.read_bytes()[:-9])
+    assert plans(module(), (4, 9), (3, 5)) == [False, True]
+
+
 def test_a_shape_that_was_seen_varies(engine: str) -> None:
     """The second shape makes a symbolic plan with one executable; the explanation shows symbols and guards."""
     m = xrt.XRTModule(attention(), engine=engine, **PLAIN)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.compiler.kept_shapes import KeptShapes
 from xrt_core.compiler.lowering import Lowering, is_launch, lane, shares_cores
 from xrt_core.compiler.passes import PassContext
 from xrt_core.compiler.services import Chosen, Services
@@ -27,7 +28,7 @@ from xrt_core.explanation import Explanation
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, engine_and_device
 from xrt_core.ir.symbols import Declared, SymbolicSignature
-from xrt_core.ir.types import ValueType, physical_memory
+from xrt_core.ir.types import TensorType, ValueType, physical_memory
 from xrt_core.kernels import depends_on_data, static_inputs
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import PartitionReport, insert_converters, is_converter
@@ -355,6 +356,9 @@ class Pipeline:
             check_allowed(types)
             return self._compile_for(cache, captured, types, known, engines, part)
 
+        is_open = not all(isinstance(v.type, TensorType) and v.type.is_static for v in captured.graph.inputs)
+        kept = KeptShapes(captured.graph, self.options) if is_open and not part else None
+
         def tell_exact(reason: str) -> None:
             self.services.events.emit("shapes.exact", model=captured.graph.name or "graph", reason=reason)
 
@@ -370,6 +374,7 @@ class Pipeline:
             varying=lambda: VaryingShapes(captured.graph, declared, lambda: self.symbolic_after, on_end=tell_exact),
             declared=declared is not None,
             make_symbolic=make_symbolic,
+            kept=kept,
         )
         return cache
 

@@ -23,6 +23,8 @@ _SHARE: Final = 0.01
 """Part of the time of the calls that comparisons may take."""
 _LIGHT: Final = 0.5
 """Of the mean bytes of calls: those of less are compared while comparisons cost more than their share."""
+_PATIENCE: Final = 16
+"""Calls for which a light one is waited for at least: a heavy one among the first may take as long as all of them."""
 _MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
 _NICE: Final = 10
 """By how much the thread's priority is lower than that of its callers: it takes what they leave."""
@@ -42,7 +44,7 @@ class SamplingSchedule:
     thread that is at a sampled comparison, until the background has it; 0 for none.
 
     Where calls differ in size, and as long as comparisons cost more than their share, they are made of light calls: the
-    first that is lighter than most, or whichever comes when half as many calls again have passed.
+    first that is lighter than most, or whichever comes when half as many calls again have passed, and `_PATIENCE`.
     """
 
     __slots__ = ("_every", "_is_dear", "_lock", "_looked", "_mean", "begin", "due", "is_on", "last_right", "taker")
@@ -94,7 +96,8 @@ class SamplingSchedule:
         weight = bytes_of(arrays)
         self._looked += 1
         self._mean += (weight - self._mean) / self._looked
-        return self._is_dear and weight > _LIGHT * self._mean and 2 * (calls - self.due) < self.due - self.begin
+        patience = max((self.due - self.begin) / 2, _PATIENCE)
+        return self._is_dear and weight > _LIGHT * self._mean and calls - self.due < patience
 
     def release(self) -> None:
         """The comparison that this thread is at, if any, has ended without an answer: the next call is compared."""

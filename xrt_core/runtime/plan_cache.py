@@ -15,7 +15,7 @@ from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.runtime.arrays import Converter, to_numpy
 from xrt_core.runtime.plan import HOST, Plan
-from xrt_core.runtime.varying import VaryingShapes, types_of
+from xrt_core.runtime.varying import Parts, SignatureStore, VaryingShapes, types_of
 
 MAX_VARIANTS = 16
 """How many value sets of shape-determining inputs have plans of their own; others share one that knows no values."""
@@ -49,16 +49,16 @@ class CacheEntry:
 
 
 class SymbolicEntry(CacheEntry):
-    """The plan of one symbolic signature. dtypes: of the arguments. values: of those that belong to it by value."""
+    """The plan of one symbolic signature. parts: of the arguments that it was made for. values: of those that belong to
+    it by value."""
 
-    __slots__ = ("dtypes", "signature", "values")
+    __slots__ = ("dtypes", "parts", "signature", "values")
 
-    def __init__(
-        self, key: Hashable, plan: Plan, signature: SymbolicSignature, dtypes: tuple[Any, ...], values: Hashable
-    ) -> None:
+    def __init__(self, key: Hashable, plan: Plan, signature: SymbolicSignature, parts: Parts, values: Hashable) -> None:
         super().__init__(key, plan)
         self.signature = signature
-        self.dtypes = dtypes
+        self.parts = parts
+        self.dtypes = tuple([d for d, _ in parts])
         self.values = values
 
     def admits(self, parts: Sequence[Any], values: Hashable) -> bool:
@@ -109,6 +109,8 @@ class PlanCache:
         where the user declared shapes (`declared`). make_symbolic: makes the plan of one, or None if exact plans are
         better. A plan for exact shapes answers before a symbolic one, which takes its place once all its executables
         are there.
+    kept: the signatures between which sizes varied in an earlier process, read at the first call; written once a
+        symbolic plan is live, and none where exact plans are better after all.
     on_live: called when all executables of a plan are there, where they were built beside the host.
     """
 
@@ -126,6 +128,7 @@ class PlanCache:
         varying: Callable[[], VaryingShapes] | None = None,
         declared: bool = False,
         make_symbolic: MakeSymbolicPlan | None = None,
+        kept: SignatureStore | None = None,
     ) -> None:
         self.graph = graph
         self.on_live: Callable[[], None] | None = None
@@ -133,6 +136,8 @@ class PlanCache:
         self._varying: VaryingShapes | None = None
         self._first: Sequence[Any] | None = None  # the signature before there was a second
         self._make_symbolic = make_symbolic
+        self._kept = kept
+        self._is_kept = False
         self._symbolic: tuple[SymbolicEntry, ...] = ()
         self._beside: dict[Hashable, Any] = {}
         self._lost = 0
@@ -265,6 +270,10 @@ class PlanCache:
         entry = next((e for e in self._symbolic if e.plan is plan), None)
         if entry is not None and varying is not None and varying.supersedes:
             self._supersede(entry)
+        kept = None if self._at_once or self._is_kept else self._kept
+        if entry is not None and varying is not None and kept is not None:
+            self._is_kept = True
+            kept.write(varying.seen_like(entry.parts))
         if self.on_live is not None:
             self.on_live()
 
@@ -283,12 +292,14 @@ class PlanCache:
         """What proposes symbolic signatures; None before there is more than one signature."""
         if self._varying is None and self._make_varying is not None:
             with self._lock:
-                if not self._at_once and self._first in (None, shapes):
+                earlier = [] if self._kept is None or self._first or self._at_once else self._kept.read()
+                self._is_kept = bool(earlier)
+                if not (earlier or self._at_once) and self._first in (None, shapes):
                     self._first = shapes
                 elif self._varying is None:
                     made = self._make_varying()
-                    if self._first is not None:
-                        made.signature_for(self._first)
+                    for parts in (*earlier, *(() if self._first is None else (self._first,))):
+                        made.note(parts)
                     self._varying = made
         return self._varying
 
@@ -330,7 +341,7 @@ class PlanCache:
         if plan is None:
             return None
         key = ("symbolic", str(signature.declared), tuple(signature.sizes.items()), values)
-        made = SymbolicEntry(key, plan, signature, tuple([d for d, _ in shapes]), values)
+        made = SymbolicEntry(key, plan, signature, shapes, values)
         if not made.admits(shapes, values):
             return None
         self._insert(made)
@@ -415,6 +426,9 @@ class PlanCache:
             self._varying = self._make_varying()
         if self._varying is not None and (plan is not None or not self._symbolic):
             self._varying.give_up(reason)
+        if self._is_kept and self._kept is not None:
+            self._is_kept = False
+            self._kept.write(())
         with self._lock:
             for entry in self._symbolic:
                 if entry.plan is plan:

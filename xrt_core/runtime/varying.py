@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -22,6 +22,16 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 Parts = Sequence[Any]
 """For each argument its (dtype, shape), or its type where it is no array."""
+
+
+class SignatureStore(Protocol):
+    """Where the signatures of one graph between which sizes varied are kept for other processes."""
+
+    def read(self) -> list[Parts]:
+        """Those of an earlier process; none where it is not known."""
+
+    def write(self, signatures: Sequence[Parts]) -> None:
+        """Keep signatures in the place of earlier ones; none: forget those."""
 
 
 class VaryingShapes:
@@ -55,6 +65,17 @@ class VaryingShapes:
         self._seen: dict[Hashable, list[tuple[tuple[int, ...], ...]]] = {}
         self._proposed = 0
         self._lock = threading.Lock()
+
+    def note(self, parts: Parts) -> None:
+        """Take a signature into account that there was before, in this process or an earlier one."""
+        if parts and all(type(p) is tuple for p in parts):
+            with self._lock:
+                self._note(parts)
+
+    def seen_like(self, parts: Parts) -> list[Parts]:
+        """The signatures so far that differ from `parts` in sizes alone, itself among them."""
+        with self._lock:
+            return [[(d, s) for (d, _), s in zip(parts, shapes, strict=True)] for shapes in self._note(parts)]
 
     def give_up(self, reason: str) -> None:
         """Propose nothing any more."""
@@ -113,11 +134,7 @@ class VaryingShapes:
     def _seen_to_vary(
         self, parts: Parts, shapes: tuple[tuple[int, ...], ...], after: int | None
     ) -> SymbolicSignature | None:
-        # sizes of 0 stay as they are, as libraries differ in what they make of empty tensors
-        seen = self._seen.setdefault(tuple((d, len(s), *(i for i, n in enumerate(s) if n == 0)) for d, s in parts), [])
-        if shapes not in seen:
-            seen.append(shapes)
-            del seen[:-_SEEN]
+        seen = self._note(parts)
         if after is None or len(seen) <= after:
             return None
         names: dict[tuple[str | None, tuple[int, ...]], str] = {}
@@ -150,6 +167,16 @@ class VaryingShapes:
         declared = Declared(self._names, tuple(map(tuple, dims)), {})
         sizes_now = declared.admits(shapes)
         return SymbolicSignature(declared, sizes_now) if sizes_now else None
+
+    def _note(self, parts: Parts) -> list[tuple[tuple[int, ...], ...]]:
+        """The shapes of signatures that differ from this one in sizes alone, this one among them."""
+        # sizes of 0 stay as they are, as libraries differ in what they make of empty tensors
+        seen = self._seen.setdefault(tuple((d, len(s), *(i for i, n in enumerate(s) if n == 0)) for d, s in parts), [])
+        shapes = tuple(tuple(s) for _, s in parts)
+        if shapes not in seen:
+            seen.append(shapes)
+            del seen[:-_SEEN]
+        return seen
 
     @staticmethod
     def _fresh(stem: str, taken: set[str]) -> str:
