@@ -14,6 +14,7 @@ from xrt_xla import _toolkit
 from xrt_xla.blob import unpack
 from xrt_xla.executable import XlaExecutable
 from xrt_xla.program import FOLD_BYTES, Program, layouts, program_order
+from xrt_xla.threads import place_workers
 from xrt_xla.tracing import Traced, first_lines
 
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
@@ -46,6 +47,8 @@ class XlaGraphCompiler(GraphCompiler):
             raise OptionError(f"xla: unknown option {name!r}; it takes {known}{nearest(name, _OPTIONS)}")
         self._device = _toolkit.device_named(device)
         self._kind = _toolkit.kind_of(self._device)
+        if self._kind == "cpu":
+            place_workers()
         self.stages = {**_STAGES, **_DEVICE_STAGES.get(self._kind, {})}
         self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
         self._asked: Mapping[str, Any] = options.extra.get("xla", {})
