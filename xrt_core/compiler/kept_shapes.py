@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from xrt_core.cache.disk import DiskCache, Miss, open_cache
 from xrt_core.cache.key import CacheKey, core_row
-from xrt_core.errors import CacheError
+from xrt_core.errors import CacheError, XRTError
 from xrt_core.files import decode, encode
 from xrt_core.ir.function import digest
 from xrt_core.ir.graph import Graph
@@ -59,7 +59,7 @@ class KeptShapes:
         try:
             entry = decode(hit.blob, _Entry, "the entry", CacheError)
             return [[(dtype_from_name(d), s) for d, s in row] for row in entry.signatures if self._fits(row)]
-        except (CacheError, TypeError, ValueError):
+        except (XRTError, TypeError, ValueError):
             return []
 
     def write(self, signatures: Sequence[Parts]) -> None:
