@@ -18,11 +18,13 @@ from tests.shapes.test_plans import entries, run, symbolic
 from xrt_core.cache.store import Compilation, ExecutableStore, forget_all
 from xrt_core.compiler import buckets, models
 from xrt_core.compiler.pipeline import Pipeline
+from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions
 from xrt_core.events import EventLog
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.guard import composite, worker_pool
+from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.composite import CompositeBuilder, lighter_sizes
 from xrt_core.ir.graph import Support
 from xrt_core.passes.symbolic_shapes import function_at
@@ -98,6 +100,29 @@ def test_an_executable_that_is_wrong_later_is_left() -> None:
     np.testing.assert_allclose(run(m, rows(50)), run(host, rows(50)), rtol=1e-5)
     assert not symbolic(m)
     np.testing.assert_allclose(run(m, rows(8)), run(host, rows(8)), rtol=1e-5)
+
+
+def test_a_plan_for_all_sizes_is_built_beside_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its build begins before the host's run of the first call; that of an exact plan after it. Both are answered."""
+    graph, order = product(), []
+    begin, run_host = BackgroundCompiler.begin, BaselinePlan._run
+
+    def begins(self: Any, *given: Any, **more: Any) -> None:
+        order.append("build")
+        begin(self, *given, **more)
+
+    def runs(self: Any, arrays: Any) -> Any:
+        order.append("run")
+        return run_host(self, arrays)
+
+    monkeypatch.setattr(BackgroundCompiler, "begin", begins)
+    monkeypatch.setattr(BaselinePlan, "_run", runs)
+    for shapes, expected in (({"x": ("n", 4)}, ["build", "run"]), ({}, ["run", "build"])):
+        m = module(graph, "right_for_one_size", **IN_PROCESS | {"guard_async": True}, shapes=shapes)
+        np.testing.assert_allclose(run(m, rows(7)), run(module(graph, "host"), rows(7)), rtol=1e-5)
+        assert m.wait(60)
+        assert order == expected
+        order.clear()
 
 
 def test_what_follows_data_under_guard() -> None:
