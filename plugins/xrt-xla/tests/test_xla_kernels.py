@@ -524,3 +524,40 @@ def test_barrier() -> None:
     given = [np.arange(3, dtype=np.float32), np.ones(3, np.float32)]
     for found, expected in zip(made.run(given), given, strict=True):
         np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def _dequantized(x: np.ndarray, scale: np.ndarray, zero: np.ndarray, axis: int = -1) -> list[Any]:
+    """A constant's DequantizeLinear, and its result."""
+    y = Value("w", TensorType(np.dtype(np.float32), x.shape))
+    read = [Value.constant(v, n) for v, n in ((x, "wq"), (scale, "ws"), (zero, "wz"))]
+    return [Node("DequantizeLinear", read, [y], {"axis": axis}, version=21), y]
+
+
+@pytest.mark.parametrize(
+    ("a_dtype", "w_dtype", "w_zero", "is_integer"),
+    [
+        (np.uint8, np.int8, 0, True),
+        (np.int8, np.uint8, 128, True),
+        (np.uint8, np.int8, 3, False),
+    ],
+)
+def test_dequantized_product(
+    monkeypatch: pytest.MonkeyPatch, a_dtype: Any, w_dtype: Any, w_zero: int, is_integer: bool
+) -> None:
+    """A MatMul behind two DequantizeLinear is one of integers, where the weight's zero point is in the middle: right
+    to the last digit, for the outermost integers as well, and with a scale for each column."""
+    monkeypatch.setattr("xrt_xla.compiler.processor_features", lambda: {"avx512_vnni"})
+    low, high = np.iinfo(a_dtype).min, np.iinfo(a_dtype).max
+    a = RNG.integers(low, high + 1, (2, 70, 96)).astype(a_dtype)
+    w = RNG.integers(np.iinfo(w_dtype).min, np.iinfo(w_dtype).max + 1, (96, 80)).astype(w_dtype)
+    a[0, 0], w[:, 0] = high, np.iinfo(w_dtype).max
+    scale, zero = RNG.uniform(0.01, 0.02, 80).astype(np.float32), np.full(80, w_zero, w_dtype)
+    aq, af = Value("aq", TensorType(a.dtype, a.shape)), Value("a", TensorType(np.dtype(np.float32), a.shape))
+    given = [aq, Value.constant(np.float32(0.03), "s"), Value.constant(a_dtype(7), "z")]
+    y = Value("y", TensorType(np.dtype(np.float32), (2, 70, 80)))
+    read, wf = _dequantized(w, scale, zero)
+    nodes = [Node("DequantizeLinear", given, [af], version=21), read, Node("MatMul", [af, wf], [y], version=13)]
+    compiled = compile_nodes(XlaEngine(), [aq], nodes, [y])
+    want = (a.astype(np.int64) - 7) @ (w.astype(np.int64) - w_zero) * (np.float64(np.float32(0.03)) * scale)
+    np.testing.assert_allclose(np.asarray(compiled.run([a])[0]), want, rtol=3e-7 if is_integer else 1e-5, atol=1e-4)
+    assert any(np.asarray(w).dtype == np.int8 for w in compiled._weights) is is_integer

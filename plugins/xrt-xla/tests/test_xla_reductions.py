@@ -138,7 +138,7 @@ def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch: pytes
     """Another release of JAX without this option, or with other values for it, compiles without."""
     known = {"xla_cpu_enable_fast_math": False}
     options: Mapping[str, Any] = {"xla_no_such_option": "1", "xla_cpu_experimental_ynn_fusion_type": "NONE", **known}
-    monkeypatch.setattr(_toolkit, "_CPU_OPTIONS", options)
+    monkeypatch.setattr(_toolkit, "CPU_OPTIONS", options)
     assert dict(_toolkit.cpu_options.__wrapped__()) == known
 
 

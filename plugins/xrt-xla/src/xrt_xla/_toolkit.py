@@ -102,7 +102,7 @@ _LINALG = frozenset(p.name for name, p in vars(lax.linalg).items() if name.endsw
 
 # XLA's CPU library fusions around a reduction are wrong where a uniform array is folded into them (jaxlib 0.10.2:
 # jnp.sum(x @ jnp.full(...), 0) gives NaN), so the library gets dot products alone.
-_CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 # XLA's own reductions in stages of 32 take twice the time of its plain ones (LayerNorm, Softmax), except for long
 # ones across rows, which are 20 times slower without the stages.
@@ -205,7 +205,7 @@ def cpu_options() -> Mapping[str, Any]:
     """XLA options that this package needs on the CPU, as far as the installed compiler knows them."""
     lowered = jax.jit(lambda x: x).lower(np.float32(0))
     known = {}
-    for name, value in _CPU_OPTIONS.items():
+    for name, value in CPU_OPTIONS.items():
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option, or no such value
             lowered.compile(compiler_options={name: value})
             known[name] = value

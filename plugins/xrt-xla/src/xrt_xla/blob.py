@@ -19,7 +19,7 @@ from xrt_core.engine.serialization import unpack as unpack_parts
 from xrt_core.errors import CompileError
 from xrt_core.ir.types import dtype_from_name, dtype_name
 
-_MAGIC: Final = b"XRTXLA6\n"  # the digit is the version of the format
+_MAGIC: Final = b"XRTXLA7\n"  # the digit is the version of the format
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,9 @@ from xrt_core.ir.graph import Graph, Node, Value, every_node
 from xrt_core.ir.op_traits import draws_random, traits_of
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels import OpContext, find_kernel
-from xrt_xla.kernels.context import Layout, layout_of
+from xrt_xla.dequantized import Dequantized, dequantized, integer_product
+from xrt_xla.kernels.context import DEVICES, Layout, layout_of
+from xrt_xla.kernels.quantized import dequantized_product
 
 FOLD_BYTES: Final = 16384
 """Constants up to this size go into the program, where XLA simplifies with them; larger ones are laid out once and
@@ -34,6 +36,9 @@ memory for the time of the call. Other operators are fused with the number."""
 
 _FILLED: Final = 1 << 30
 """Bytes of such operands that a program keeps; those beyond it are filled in each call."""
+
+
+_DEQUANTIZED_PRODUCT: Final = OpKernel("xla", "", "MatMul", dequantized_product, DEVICES)
 
 
 def program_order(outputs: int, aliases: Sequence[InputOutputAlias]) -> list[int]:
@@ -73,15 +78,20 @@ class Program:
 
     keys: of the weights; equal ones have equal contents.
     Nodes of constants only (a weight's DequantizeLinear, say) are computed here, once, unless that grows them much.
+    multiplies_bytes: whether products of 8-bit integers are faster than of float32; asked where there are some.
     """
 
-    def __init__(self, function: Function, kind: str, fold: int) -> None:
+    def __init__(
+        self, function: Function, kind: str, fold: int, multiplies_bytes: Callable[[], bool] = lambda: False
+    ) -> None:
         self.weights: list[np.ndarray] = []
         self.keys: list[str] = []
         self._kind = kind
         self._fold = fold
         self._slots: dict[tuple[int, str], int] = {}  # (constant, layout) -> index in weights
         self._derived: dict[Value, np.ndarray] = {}
+        self._multiplies_bytes = multiplies_bytes
+        self._dequantized: dict[Value, Dequantized] = {}
         self._body = function.body
         self._filled = 0  # bytes
         self.steps = self._steps(function.body)
@@ -101,6 +111,8 @@ class Program:
         if entry is None:
             raise CompileError(f"xla: no kernel for {describe(node)}")
         known = tuple(self.known(v) for v in node.inputs)
+        if (integers := self._integers(node, known)) is not None:
+            return integers
         bodies = {name: Body(a, self._steps(a)) for name, a in node.attributes.items() if isinstance(a, Graph)}
         if not bodies and (self._fill(node, known) or self._derive(node, known)):
             return None
@@ -121,6 +133,19 @@ class Program:
             else:
                 sources.append(self._weight(data, layout))
         return Step(node, entry, sources, known, frozenset(laid_out), bodies)
+
+    def _integers(self, node: Node, known: tuple[np.ndarray | None, ...]) -> Step | None:
+        """The step of a product that is one of 8-bit integers (`xrt_xla.dequantized`), None for other nodes."""
+        if (read := dequantized(node, known)) is not None and node.outputs[0] is not None:
+            self._dequantized[node.outputs[0]] = read
+        if node.op_type != "MatMul" or None in node.inputs or self._dequantized.keys().isdisjoint(node.inputs):
+            return None
+        a, b = (self._dequantized.get(v) for v in node.inputs if v is not None)
+        found = integer_product(node, a, b, None if b is None else self.known(b.x))
+        if found is None or self.known(found.a) is not None or not self._multiplies_bytes():
+            return None
+        sources = [found.a, self._weight(found.b, found.layout), found.offset, found.scale]
+        return Step(node, _DEQUANTIZED_PRODUCT, sources, (None,) * len(sources), frozenset())
 
     def _weight(self, data: np.ndarray, layout: Layout | None) -> int:
         key = (id(data), "" if layout is None else layout.name)

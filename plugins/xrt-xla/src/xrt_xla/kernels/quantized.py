@@ -23,14 +23,24 @@ def _per_column(xp: Any, p: Any) -> Any:
     return xp.reshape(p, ()) if p.size == 1 else p
 
 
+def signed(xp: Any, x: Any) -> Any:
+    """8-bit integers as int8; unsigned ones, and with them their zero point, move down by 128."""
+    return x if x.dtype == np.int8 else (x ^ np.uint8(0x80)).view(np.int8)
+
+
 def _signed(xp: Any, x: Any, zero: Any) -> tuple[Any, Any]:
     """`x` as int8 and its zero point as int32 or None; unsigned numbers move down by 128, and so does their zero."""
     if zero is not None:
         zero = zero.astype(np.int32)
     if x.dtype == np.uint8:
         zero = (0 if zero is None else zero) - xp.asarray(128, np.int32)
-        x = (x ^ np.uint8(0x80)).view(np.int8)
-    return x, zero
+    return signed(xp, x), zero
+
+
+def dequantized_product(ctx: XlaContext, a: Any, b: Any, offset: Any, scale: Any) -> Any:
+    """A MatMul of what two DequantizeLinear gave, of the integers that they read (`xrt_xla.dequantized`)."""
+    y = ctx.xp.matmul(signed(ctx.xp, a), b, preferred_element_type=np.int32)
+    return (y - offset).astype(np.float32) * scale
 
 
 def integer_product(xp: Any, a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
