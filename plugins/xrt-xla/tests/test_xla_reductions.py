@@ -97,6 +97,17 @@ def test_long_reductions_across_rows_are_found(shape: tuple[int, ...], axes: tup
         assert _toolkit.has_long_reduction(jax.make_jaxpr(f)(x)) is long
 
 
+def test_a_long_sum_that_is_little_of_the_work_has_no_stages() -> None:
+    """Stages would double the time of the many sums along rows; a very long sum keeps them for its digits."""
+
+    def mixed(x: Any, rows: Any) -> Any:
+        return x.sum(0), rows.sum(-1)
+
+    cases = ((400, 64), (400, 4000), False), ((400, 64), (400, 400), True), ((5000, 8), (999, 999), True)
+    for x, rows, long in cases:
+        assert _toolkit.has_long_reduction(jax.make_jaxpr(mixed)(jnp.zeros(x), jnp.zeros(rows))) is long
+
+
 def test_the_largest_loop_is_found() -> None:
     """What a library computes is none; what is reduced is one, and so is what loops and branches compute."""
     x, w = jnp.zeros((4, 1000)), jnp.zeros((1000, 3000))

@@ -108,6 +108,8 @@ CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_
 # ones across rows, which are 20 times slower without the stages.
 _STAGED_REDUCTIONS = "tree_reduction_rewriter"
 _LONG = 256
+_LONGEST = 4096
+_UNSTAGED = 20
 
 # XLA divides a loop over some 20 KiB already among threads, which takes longer to begin than such a loop takes: the
 # program is faster without where no loop is long (ppocr_cls: three quarters of the processor time with two threads).
@@ -163,16 +165,28 @@ def has_linalg(jaxpr: Any) -> bool:
 
 
 def has_long_reduction(jaxpr: Any) -> bool:
-    """Whether a program sums (or takes the maximum of, ...) many elements that do not lie in one row."""
+    """Whether a program sums (or takes the maximum of, ...) many elements that do not lie in one row, and spends more
+    on that without stages than on the others with them."""
+    long, others = 0, 0
+    for length, elements, is_row in _reductions(jaxpr):
+        if not is_row and length > _LONGEST:  # rounding errors grow with the length as well
+            return True
+        if not is_row and length > _LONG:
+            long += elements
+        else:
+            others += elements
+    return long * _UNSTAGED > others and long > 0
+
+
+def _reductions(jaxpr: Any) -> Iterator[tuple[int, int, bool]]:
+    """How many elements each reduction of a program makes one of, how many it reads, and whether they lie in rows."""
     for equation in jaxpr.eqns:
         axes = equation.params.get("axes")
         if equation.primitive.name.startswith("reduce_") and axes:
             shape = equation.invars[0].aval.shape
-            if tuple(axes) != (len(shape) - 1,) and math.prod(shape[i] for i in axes) > _LONG:
-                return True
-        if any(has_long_reduction(inner) for inner in _inner(equation)):
-            return True
-    return False
+            yield math.prod(shape[i] for i in axes), math.prod(shape), tuple(axes) == (len(shape) - 1,)
+        for inner in _inner(equation):
+            yield from _reductions(inner)
 
 
 _LIBRARY = frozenset(("conv_general_dilated", "dot_general"))
