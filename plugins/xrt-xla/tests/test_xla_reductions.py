@@ -108,6 +108,27 @@ def test_a_long_sum_that_is_little_of_the_work_has_no_stages() -> None:
         assert _toolkit.has_long_reduction(jax.make_jaxpr(mixed)(jnp.zeros(x), jnp.zeros(rows))) is long
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "eigen"),
+    [((784, 136), np.float32, True), ((128, 136), np.float32, False), ((784, 136), np.float64, False)],
+)
+def test_products_of_many_rows_are_eigens(
+    engine: XlaEngine, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], dtype: Any, eigen: bool
+) -> None:
+    """XLA's library is left out where Eigen divides a product better; what is asked for wins."""
+    monkeypatch.setattr("xrt_xla.compiler.has_few_processors", lambda: True)
+    kind, w = np.dtype(dtype), RNG.standard_normal((136, 136)).astype(dtype)
+    x, y = (Value(n, TensorType(kind, shape)) for n in "xy")
+    node = Node("MatMul", [x, Value.constant(w)], [y], version=13)
+    array = RNG.standard_normal(shape).astype(dtype)
+    asked = {"xla": dict(_toolkit.CPU_OPTIONS)}
+    for extra, is_library in ({}, not eigen), (asked, True):
+        executable = compile_nodes(engine, [x], [node], [y], extra=extra)
+        np.testing.assert_allclose(executable.run([array])[0], array.astype(np.float64) @ w, rtol=1e-4, atol=1e-4)
+        if _toolkit.cpu_options():
+            assert ("__ynn_fusion" in executable.as_text()) is is_library
+
+
 def test_the_largest_loop_is_found() -> None:
     """What a library computes is none; what is reduced is one, and so is what loops and branches compute."""
     x, w = jnp.zeros((4, 1000)), jnp.zeros((1000, 3000))

@@ -102,7 +102,13 @@ _LINALG = frozenset(p.name for name, p in vars(lax.linalg).items() if name.endsw
 
 # XLA's CPU library fusions around a reduction are wrong where a uniform array is folded into them (jaxlib 0.10.2:
 # jnp.sum(x @ jnp.full(...), 0) gives NaN), so the library gets dot products alone.
-CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+PRODUCTS: Final = "xla_cpu_experimental_ynn_fusion_type"
+CPU_OPTIONS: dict[str, Any] = {PRODUCTS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+
+# Two threads divide a product of 784 x 136 x 136 among them in Eigen, and wait for one another in that library: there
+# it takes longer than with one thread (8.1 ms for twenty, 6.9 with one thread, in Eigen 3.8). With few rows Eigen packs
+# the other matrix in more time than that (128 x 3072 x 768: 6.0 ms, in the library 3.8).
+_FEW_ROWS = 160
 
 # XLA's own reductions in stages of 32 take twice the time of its plain ones (LayerNorm, Softmax), except for long
 # ones across rows, which are 20 times slower without the stages.
@@ -180,13 +186,31 @@ def has_long_reduction(jaxpr: Any) -> bool:
 
 def _reductions(jaxpr: Any) -> Iterator[tuple[int, int, bool]]:
     """How many elements each reduction of a program makes one of, how many it reads, and whether they lie in rows."""
-    for equation in jaxpr.eqns:
+    for equation in _equations(jaxpr):
         axes = equation.params.get("axes")
         if equation.primitive.name.startswith("reduce_") and axes:
             shape = equation.invars[0].aval.shape
             yield math.prod(shape[i] for i in axes), math.prod(shape), tuple(axes) == (len(shape) - 1,)
-        for inner in _inner(equation):
-            yield from _reductions(inner)
+
+
+def prefers_eigen(jaxpr: Any) -> bool:
+    """Whether most of the work in a program's products is faster in Eigen: all are of float32, and have many rows."""
+    few, many = 0, 0
+    for equation in _equations(jaxpr):
+        if equation.primitive.name != "dot_general":
+            continue
+        left, right = (v.aval for v in equation.invars)
+        if left.dtype != np.float32 or right.dtype != np.float32:
+            return False
+        (axes, _), (batch, _) = equation.params["dimension_numbers"]
+        depth, batches = (math.prod(left.shape[i] for i in found) for found in (axes, batch))
+        rows = left.size // max(1, depth * batches)
+        work = rows * right.size  # times two, operations
+        if rows < _FEW_ROWS and batches == 1:
+            few += work
+        else:
+            many += work
+    return many > few
 
 
 _LIBRARY = frozenset(("conv_general_dilated", "dot_general"))
@@ -203,6 +227,14 @@ def largest_loop(jaxpr: Any) -> int:
         sizes = (v.aval.size * v.aval.dtype.itemsize for v in loops if hasattr(v.aval, "dtype"))
         most = max(most, *sizes, *map(largest_loop, _inner(equation)), 0)
     return most
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """The operations of a program, and of those inside them."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in _inner(equation):
+            yield from _equations(inner)
 
 
 def _inner(equation: Any) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from xrt_xla import _toolkit
 from xrt_xla.blob import unpack
 from xrt_xla.executable import XlaExecutable
 from xrt_xla.program import FOLD_BYTES, Program, layouts, program_order
-from xrt_xla.threads import place_workers
+from xrt_xla.threads import has_few_processors, place_workers
 from xrt_xla.tracing import Traced, first_lines
 
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
@@ -54,6 +54,9 @@ class XlaGraphCompiler(GraphCompiler):
         self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
         self._asked: Mapping[str, Any] = options.extra.get("xla", {})
         self._fused = options.fused
+        # of training steps, and with more threads, it was not measured
+        is_measured = options.phase == "inference" and has_few_processors()
+        self._may_use_eigen = self._kind == "cpu" and is_measured and _toolkit.PRODUCTS not in self._asked
         # unfused: no fused loops, and dot products by XLA's own code instead of the library's
         self._disabled = [] if options.fused else ["fusion", "dot-library-rewriter"]
 
@@ -150,7 +153,10 @@ class XlaGraphCompiler(GraphCompiler):
             disabled += _toolkit.cpu_passes_off(jaxpr)
         if asked := self._asked.get(_DISABLE):
             disabled.append(str(asked))
-        return {**self._xla_options, _DISABLE: ",".join(disabled)} if disabled else self._xla_options
+        options = dict(self._xla_options)
+        if self._may_use_eigen and _toolkit.PRODUCTS in options and _toolkit.prefers_eigen(jaxpr):
+            options[_toolkit.PRODUCTS] = ""
+        return {**options, _DISABLE: ",".join(disabled)} if disabled else options
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for; `blob` must come from a trusted place (it is unpickled)."""

@@ -18,7 +18,7 @@ from typing import Final
 _NAME: Final = "tf_XLAEigen"
 """What the system calls a thread of the pool that loops and products are divided among (jaxlib 0.10.2)."""
 _MOST: Final = 2
-"""Processors of this process up to which its threads are placed."""
+"""Processors of this process up to which its threads are placed, and Eigen divides most products better."""
 
 
 @functools.cache
@@ -40,3 +40,8 @@ def place_workers(tasks: pathlib.Path = pathlib.Path("/proc/self/task")) -> bool
                 os.sched_setaffinity(thread, {processor})
             return True
     return False
+
+
+def has_few_processors() -> bool:
+    """Whether this process may use two at most; False where the system does not tell."""
+    return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(os.getpid())) <= _MOST
