@@ -561,3 +561,15 @@ def test_dequantized_product(
     want = (a.astype(np.int64) - 7) @ (w.astype(np.int64) - w_zero) * (np.float64(np.float32(0.03)) * scale)
     np.testing.assert_allclose(np.asarray(compiled.run([a])[0]), want, rtol=3e-7 if is_integer else 1e-5, atol=1e-4)
     assert any(np.asarray(w).dtype == np.int8 for w in compiled._weights) is is_integer
+
+
+def test_a_node_without_inputs_beside_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks for dequantised operands passes over nodes that read nothing."""
+    monkeypatch.setattr("xrt_xla.compiler.processor_features", lambda: {"avx512_vnni"})
+    x, r, y = (Value(n, TensorType(np.dtype(np.float32), (4, 4))) for n in "xry")
+    nodes = [
+        Node("RandomUniform", [], [r], {"shape": (4, 4), "seed": 1.0}, version=1),
+        Node("MatMul", [x, r], [y], version=13),
+    ]
+    compiled = compile_nodes(XlaEngine(), [x], nodes, [y])
+    assert np.isfinite(np.asarray(compiled.run([np.ones((4, 4), np.float32)])[0])).all()

@@ -49,8 +49,10 @@ def dequantized(node: Node, known: tuple[np.ndarray | None, ...]) -> Dequantized
 
     known: the values of its inputs where they are constants.
     """
+    if node.op_type != "DequantizeLinear" or node.domain:
+        return None
     x, y = node.inputs[0], node.outputs[0]
-    if node.op_type != "DequantizeLinear" or node.domain or x is None or y is None or y.dtype != np.float32:
+    if x is None or y is None or y.dtype != np.float32:
         return None
     scale, zero = known[1], known[2] if len(known) > 2 else None
     if x.dtype not in _EIGHT_BIT or scale is None or scale.dtype != np.float32 or node.attributes.get("block_size", 0):
