@@ -688,6 +688,12 @@ def test_a_watch_of_calls_that_differ_in_size() -> None:
             due.append(n)
             schedule.postpone(n, cost=0.2, seconds=0.1)
     assert due == [1, 18, 54]
+    schedule, due = SamplingSchedule(None), []
+    for n in range(1, 100):  # all of one size: none is waited for
+        if schedule.is_due(n - 1, [np.zeros(1000)]):
+            due.append(n)
+            schedule.postpone(n, cost=0.2, seconds=0.1)
+    assert due == [1, 3, 9, 27, 81]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priorities of their own")

@@ -44,10 +44,13 @@ class SamplingSchedule:
     thread that is at a sampled comparison, until the background has it; 0 for none.
 
     Where calls differ in size, and as long as comparisons cost more than their share, they are made of light calls: the
-    first that is lighter than most, or whichever comes when half as many calls again have passed, and `_PATIENCE`.
+    first that is lighter than most, or whichever comes when half as many calls again have passed, and `_PATIENCE` where
+    not all were alike.
     """
 
-    __slots__ = ("_every", "_is_dear", "_lock", "_looked", "_mean", "begin", "due", "is_on", "last_right", "taker")
+    __slots__ = (
+        "_every", "_is_dear", "_least", "_lock", "_looked", "_mean", "begin", "due", "is_on", "last_right", "taker"
+    )  # fmt: skip
 
     def __init__(self, every: int | None, begin: int = 0) -> None:
         self._every = every
@@ -58,7 +61,8 @@ class SamplingSchedule:
         self.last_right = begin
         self.taker = 0
         self._is_dear = False
-        self._looked, self._mean = 0, 0.0  # calls that might have been compared, and their mean bytes
+        # calls that might have been compared, their mean bytes, and those of the lightest
+        self._looked, self._mean, self._least = 0, 0.0, math.inf
 
     @property
     def is_periodic(self) -> bool:
@@ -96,8 +100,10 @@ class SamplingSchedule:
         weight = bytes_of(arrays)
         self._looked += 1
         self._mean += (weight - self._mean) / self._looked
-        patience = max((self.due - self.begin) / 2, _PATIENCE)
-        return self._is_dear and weight > _LIGHT * self._mean and calls - self.due < patience
+        self._least = min(self._least, weight)
+        light = _LIGHT * self._mean
+        patience = max((self.due - self.begin) / 2, _PATIENCE if self._least < self._mean else 0)
+        return self._is_dear and weight > light and calls - self.due < patience
 
     def release(self) -> None:
         """The comparison that this thread is at, if any, has ended without an answer: the next call is compared."""

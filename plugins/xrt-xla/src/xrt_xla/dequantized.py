@@ -74,10 +74,11 @@ def integer_product(node: Node, a: Dequantized | None, b: Dequantized | None, da
     """
     if node.op_type != "MatMul" or node.domain or a is None or b is None or data is None or data.ndim != 2:
         return None
-    shape, is_signed = a.x.shape, data.dtype == np.int8
-    if not shape or len(shape) < 2 or not all(isinstance(d, int) for d in shape) or a.scale.size != 1:
+    is_signed = data.dtype == np.int8
+    shape = [d for d in a.x.shape or () if isinstance(d, int)]
+    if len(shape) < 2 or len(shape) != len(a.x.shape or ()) or a.scale.size != 1:
         return None
-    rows = math.prod(int(d) for d in shape[:-1])  # type: ignore[arg-type]
+    rows = math.prod(shape[:-1])
     if rows < _ROWS or min(data.shape) < _SIDE or data.shape[0] > _DEPTH or b.zero != (0 if is_signed else 128):
         return None  # with another zero point the sums of the rows of `a` were needed
     with np.errstate(all="ignore"):
