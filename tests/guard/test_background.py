@@ -563,3 +563,24 @@ LEAVES = """
 def test_shutdown_during_capability_queries(seconds: float) -> None:
     """It ends without an error, long before the compilation would."""
     assert run_python(LEAVES.format(seconds=seconds)) == ""
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_no_call_waits_for_the_host_a_second_time(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it answered first is what the executable is compared with, where that computes the whole graph."""
+    answered: list[str] = []
+    original = GuardedLaunch.on_host
+    monkeypatch.setattr(GuardedLaunch, "on_host", lambda self, arrays: answered.append("") or original(self, arrays))
+    monkeypatch.setattr(tested.Plain, "supports", lambda self, node, *_: Support(whole or node.op_type != "Exp"))
+
+    def build(v: Any) -> Any:
+        return ops.Exp(ops.Mul(ops.Tanh(v), v))
+
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with module(build, "plain", **ALONE) as m:
+        want = m(x)
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(x), want)
+        (row,) = m.report().clusters
+        assert (row["state"], row["shadow_runs"]) == ("live", 1)
+        assert bool(answered) != whole

@@ -217,7 +217,7 @@ class BudgetedModel:
             if share > 1.0:
                 self._give_up(share, number)
                 return False
-            self._schedule.last_right = max(self._schedule.last_right, number)
+            self._schedule.confirm(number)
             return True
 
         if self._schedule.is_synchronous:

@@ -12,6 +12,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+import numpy as np
+from msgspec import Struct
+
 from xrt_core.engine.forking import each_in_forked_process
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.timeouts import (
@@ -30,6 +33,14 @@ if TYPE_CHECKING:
 _DELAY: Final = 0.02
 """Seconds before background compilation starts, so that it does not compete with the first call for the GIL."""
 _MAX_RECORDS: Final = 256
+
+
+class Answered(Struct, frozen=True):
+    """A call that the host has answered: copies of the inputs and the results, and the seconds that it took."""
+
+    inputs: list[np.ndarray]
+    results: list[np.ndarray]
+    seconds: float
 
 
 class Plannable(Protocol):

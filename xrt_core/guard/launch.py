@@ -22,6 +22,7 @@ from xrt_core.engine.converters import converters
 from xrt_core.engine.forking import keep_for_ever
 from xrt_core.errors import BrokenContextError, ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
+from xrt_core.guard.background import Answered
 from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.sampling import SamplingSchedule, bytes_of, comparisons
@@ -82,13 +83,15 @@ class GuardedLaunch(Launch):
 
     A live executable is watched. The host runs some calls as well, on copies, and the results must agree: the first one
     before its results go out, the others in the background (`SamplingSchedule`), and at once one whose results end with
-    NaN or an infinity. Every 64th call is timed, and its results are looked at as a whole. An executable whose results
-    differ is rejected for good, one that has become slow is dropped until the next retry, and if its time is not what
-    it was when it was chosen, the choice is revisited (`Expectation`).
+    NaN or an infinity. If `answered` is there, the executable computes that call first, and where it agrees, that was
+    the first comparison. Every 64th call is timed, and its results are looked at as a whole. An executable whose
+    results differ is rejected for good, one that has become slow is dropped until the next retry, and if its time is
+    not what it was when it was chosen, the choice is revisited (`Expectation`).
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
-    the inputs of a first call, as far as they are known. sizes: of the symbols in that call, where the function is
+    the inputs of a first call, as far as they are known. answered: a call that the host answered for the whole graph,
+    until it has been compared. sizes: of the symbols in that call, where the function is
     symbolic. unwanted: its plan was dropped, and no executable is built any more. cancel: ends the build that runs.
     synchronize: waits for the device,
     where the launch has one:
@@ -97,8 +100,8 @@ class GuardedLaunch(Launch):
 
     __slots__ = (
         "_build", "_call", "_checker", "_donated", "_failures", "_looks_at", "_passed", "_schedule", "_settings",
-        "_timed", "cancel", "expectation", "note", "ranges", "record", "shares_cores", "sizes", "synchronize",
-        "tolerance", "unwanted",
+        "_timed", "answered", "cancel", "expectation", "note", "ranges", "record", "shares_cores", "sizes",
+        "synchronize", "tolerance", "unwanted",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +123,7 @@ class GuardedLaunch(Launch):
         self.unwanted = False
         self.cancel: Callable[[], None] | None = None
         self.ranges: tuple[Range | None, ...] = ()
+        self.answered: Answered | None = None
         self.sizes: Mapping[str, int] = {}
         self.synchronize: Callable[[], None] | None = None
         self.tolerance: Mapping[str, Tolerance] = {}
@@ -190,7 +194,7 @@ class GuardedLaunch(Launch):
             if self.record.state is not State.LIVE:
                 self.record.restate(f"cancelled: {reason}")
             self._call = self._from_host
-            self.executable = self._direct = self._checked = self.note = None
+            self.executable = self._direct = self._checked = self.note = self.answered = None
             cancel, self.cancel = self.cancel, None
         self.record.settled.set()
         if cancel is not None:
@@ -377,7 +381,6 @@ class GuardedLaunch(Launch):
         schedule, general = self._schedule, self._shadowed(any_call)
         if timed is not None or self.function.is_symbolic or schedule.is_periodic:
             return general
-        first = schedule.begin if schedule.is_on else -1  # what is the last right call before any comparison
         violates = None if checks is None else checks.violates
         last = Note.THREADS - 1
 
@@ -385,7 +388,7 @@ class GuardedLaunch(Launch):
             """What `general` does for a call that is neither compared nor timed, in one function: each inner one would
             take a microsecond of a call that follows other work."""
             number = record.calls + 1
-            if number > schedule.due or schedule.last_right == first or not number & untimed:
+            if number > schedule.due or not schedule.is_confirmed or not number & untimed:
                 return general(arrays)
             record.calls = number
             if violates is not None and violates(arrays):
@@ -476,6 +479,9 @@ class GuardedLaunch(Launch):
     def _shadow_run(self, call: HostRun, arrays: Arrays, schedule: SamplingSchedule) -> Arrays:
         """A call whose results are compared with the host's: before they are returned, or in the background."""
         number = self.record.calls + 1
+        answered, self.answered = self.answered, None
+        if answered is not None and not schedule.is_confirmed and self._agrees(answered, number, schedule):
+            return call(arrays)
         try:
             if bytes_of(arrays) > MAX_INPUT_BYTES:
                 schedule.postpone(number, 0.0, 0.0)
@@ -519,6 +525,37 @@ class GuardedLaunch(Launch):
         assert self.executable is not None
         return self._fall_back(self.executable, kept, failure, kind)
 
+    def _agrees(self, answered: Answered, number: int, schedule: SamplingSchedule) -> bool:
+        """Whether the executable gives what the host has answered, so that call `number` needs no comparison.
+
+        Where it does not, that call is compared: the whole graph may have been computed in another way.
+        """
+        executable = self.executable
+        if executable is None or schedule.is_periodic:
+            return False
+        given = [x.copy() for x in answered.inputs]
+        start = time.perf_counter()
+        try:
+            results = [np.array(to_numpy(r)) for r in self._checked_run(executable, given)]
+        except BaseException as e:
+            failure, kind = _failure_of(e, self.engine)
+            if kind in _FATAL:
+                self._count(executable, failure, kind)
+            return False
+        seconds = time.perf_counter() - start
+        if self._changed(answered.inputs, given):
+            return False
+        try:
+            check = self._checker_for(answered.inputs, answered.results).check_results(results, self.tolerance)
+        except Exception:  # the call is compared, which says what is wrong
+            return False
+        if not check.is_right:
+            return False
+        self.record.shadow_runs += 1
+        schedule.postpone(number, answered.seconds + time.perf_counter() - start, seconds)
+        schedule.confirm(number - 1)
+        return True
+
     def _compare(
         self,
         inputs: list[np.ndarray],
@@ -545,7 +582,7 @@ class GuardedLaunch(Launch):
         finally:
             schedule.postpone(number, copying + time.perf_counter() - start, seconds)
         if check.is_right or check.is_doubtful:
-            schedule.last_right = max(schedule.last_right, number)
+            schedule.confirm(number)
             return None
         self._disprove(check.reason, self.record.calls, inputs, schedule)
         return expected

@@ -25,6 +25,9 @@ _LIGHT: Final = 0.5
 """Of the mean bytes of calls: those of less are compared while comparisons cost more than their share."""
 _PATIENCE: Final = 16
 """Calls for which a light one is waited for at least: a heavy one among the first may take as long as all of them."""
+_SPARSER: Final = 3
+"""Times as many calls pass until the next comparison, where calls differ in size: so much does the host take for each,
+and beside the callers' threads."""
 _MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
 _NICE: Final = 10
 """By how much the thread's priority is lower than that of its callers: it takes what they leave."""
@@ -40,16 +43,18 @@ class SamplingSchedule:
 
     every: each N-th one, before its results are returned; 0: none; None: the 1st, 2nd, 4th, 8th, ..., then so many that
     the comparisons take at most `_SHARE` of the time of the calls. begin: the number of calls so far. due: from which
-    number of calls on the next sampled one is compared. last_right: the last call that was found right. taker: the
-    thread that is at a sampled comparison, until the background has it; 0 for none.
+    number of calls on the next sampled one is compared. is_confirmed: whether a comparison has been right, or none
+    is made. last_right: the last call that was found right. taker: the thread that is at a sampled comparison, until
+    the background has it; 0 for none.
 
-    Where calls differ in size, and as long as comparisons cost more than their share, they are made of light calls: the
-    first that is lighter than most, or whichever comes when half as many calls again have passed, and `_PATIENCE` where
-    not all were alike.
+    Where calls differ in size, and as long as comparisons cost more than their share, there are half as many, and they
+    are made of light calls: the first that is lighter than most, or whichever comes when half as many calls again have
+    passed, and `_PATIENCE`.
     """
 
     __slots__ = (
-        "_every", "_is_dear", "_least", "_lock", "_looked", "_mean", "begin", "due", "is_on", "last_right", "taker"
+        "_every", "_is_dear", "_least", "_lock", "_looked", "_mean", "begin", "due", "is_confirmed", "is_on",
+        "last_right", "taker",
     )  # fmt: skip
 
     def __init__(self, every: int | None, begin: int = 0) -> None:
@@ -58,6 +63,7 @@ class SamplingSchedule:
         self._lock = threading.Lock()
         self.is_on = every != 0
         self.due: float = begin if every != 0 else math.inf
+        self.is_confirmed = not self.is_on
         self.last_right = begin
         self.taker = 0
         self._is_dear = False
@@ -72,12 +78,17 @@ class SamplingSchedule:
     @property
     def is_synchronous(self) -> bool:
         """Whether the caller waits for the comparison."""
-        return self._every is not None or self.last_right == self.begin
+        return self._every is not None or not self.is_confirmed
 
     @property
     def is_first_under_way(self) -> bool:
         """Whether no comparison has been right yet, and another thread is at one: the host answers meanwhile."""
-        return self.last_right == self.begin and math.isinf(self.due)
+        return not self.is_confirmed and math.isinf(self.due)
+
+    def confirm(self, number: int) -> None:
+        """A comparison was right. number: of the last call whose results that vouches for."""
+        self.is_confirmed = True
+        self.last_right = max(self.last_right, number)
 
     def is_due(self, calls: int, arrays: Sequence[Any] = ()) -> bool:
         """Whether the calling thread compares the call after `calls` others. arrays: of that call; none where all calls
@@ -102,8 +113,13 @@ class SamplingSchedule:
         self._mean += (weight - self._mean) / self._looked
         self._least = min(self._least, weight)
         light = _LIGHT * self._mean
-        patience = max((self.due - self.begin) / 2, _PATIENCE if self._least < self._mean else 0)
+        patience = max((self.due - self.begin) / 2, _PATIENCE if self._differ else 0)
         return self._is_dear and weight > light and calls - self.due < patience
+
+    @property
+    def _differ(self) -> bool:
+        """Whether calls were not all of one size."""
+        return self._least < self._mean
 
     def release(self) -> None:
         """The comparison that this thread is at, if any, has ended without an answer: the next call is compared."""
@@ -118,7 +134,8 @@ class SamplingSchedule:
         wanted = max(round(cost / (_SHARE * seconds)), 1) if cost and seconds else since
         with self._lock:
             self.taker = 0
-            self.due = number + min(since, wanted) - 1
+            most = _SPARSER * since if self._differ else since
+            self.due = number + min(most, wanted) - 1
             self._is_dear = wanted > since
 
 
