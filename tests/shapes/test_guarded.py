@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -534,3 +535,29 @@ def test_explain_after_a_preparation_in_the_background() -> None:
     m.prepare(rows(7), background=True)
     m.wait()
     assert m.explain().engine_node_count == 2
+
+
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize("varied", [True, False])
+def test_sizes_that_varied_before_are_planned_before_engines_are_chosen(
+    varied: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """With "auto", in a process after one in which a symbolic plan was live; no call waits for the choice."""
+    tested.FirstWaits.may.set()
+    monkeypatch.setattr(autotune, "HOST_MARGIN", 1e6)  # an engine wins every race
+    monkeypatch.setenv(DISABLE_VARIABLE, ",".join(plugins.names("xrt.engines")))
+    options = {**DROPPED, "cache": "readwrite", "cache_dir": str(tmp_path)}
+    with not_registered(tested.Plain, tested.RightForOneSize, tested.WrongFor50Rows):
+        first = module(product(), "auto", **options)
+        for n in (7, 9, 5) if varied else (7,):
+            first.run(rows(n))
+            assert first.wait(60)
+        assert len(symbolic(first)) == (1 if varied else 0)
+        first.close()
+        monkeypatch.setattr(BackgroundCompiler, "_submit", lambda *given: None)  # nothing begins
+        second = module(product(), "auto", **options)
+        for n in (3, 8):
+            np.testing.assert_allclose(run(second, rows(n)), run(module(product(), "host"), rows(n)), rtol=1e-5)
+            assert len(symbolic(second)) == (1 if varied else 0)
+        assert "not probed yet" in repr(second)
+        second.close()

@@ -371,7 +371,13 @@ class Pipeline:
             engine_signatures=MAX_VARIANTS if part else None,
             max_by_value=MAX_ELEMENTS,
             to_host=self.services.place.to_host,
-            varying=lambda: VaryingShapes(captured.graph, declared, lambda: self.symbolic_after, on_end=tell_exact),
+            varying=lambda: VaryingShapes(
+                captured.graph,
+                declared,
+                lambda: self.symbolic_after,
+                wanted_again=lambda: self.symbolic_again,
+                on_end=tell_exact,
+            ),
             declared=declared is not None,
             make_symbolic=make_symbolic,
             kept=kept,
@@ -432,9 +438,18 @@ class Pipeline:
         """
         return self._symbolic_after(self.engines)
 
-    def _symbolic_after(self, engines: Chosen) -> int | None:
+    @property
+    def symbolic_again(self) -> int | None:
+        """As `symbolic_after`, for a graph for which a symbolic plan was live in an earlier process."""
+        return self.symbolic_after
+
+    @property
+    def _may_be_symbolic(self) -> bool:
         options = self.options
-        if options.phase != "inference" or options.target is not None or options.guard == "isolated":
+        return options.phase == "inference" and options.target is None and options.guard != "isolated"
+
+    def _symbolic_after(self, engines: Chosen) -> int | None:
+        if not self._may_be_symbolic:
             return None
         dynamic = [e.dynamic_dims != "none" for e, _ in engines]
         if self.services.auto and any(dynamic) and not all(dynamic):

@@ -138,6 +138,11 @@ class TieredPipeline(Pipeline):
         return plan
 
     @property
+    def has_chosen(self) -> bool:
+        """Whether the engines are chosen, so that a background compilation need not import those that might be."""
+        return True
+
+    @property
     def begin(self) -> Callable[[Plannable], object] | None:
         """See `Pipeline.begin`."""
         return None if self.options.forbid_compilation else partial(self.background.begin, inputs=None)
@@ -220,6 +225,11 @@ class BaselinePipeline(TieredPipeline):
             return self._behind
 
     @property
+    def has_chosen(self) -> bool:
+        """Whether the engines are chosen, so that a background compilation need not import those that might be."""
+        return bool(self._chosen) or self._behind is not None
+
+    @property
     def engine_names(self) -> str:
         """The selected engines, human-readable; does not import them."""
         if self._behind is None:
@@ -247,6 +257,11 @@ class BaselinePipeline(TieredPipeline):
     def symbolic_after(self) -> int | None:
         """See `Pipeline.symbolic_after`; None while the engines are not chosen, for which no call waits."""
         return self._symbolic_after(self._chosen) if self._behind is None else self._behind.symbolic_after
+
+    @property
+    def symbolic_again(self) -> int | None:
+        """See `Pipeline.symbolic_again`; it does not wait for the choice of engines either."""
+        return self.symbolic_after if self.has_chosen or not self._may_be_symbolic else STATIC_FIRST
 
 
 class BaselinePlan(Planned):
@@ -338,7 +353,8 @@ class BaselinePlan(Planned):
         job.cache.replace(self, self.final)
 
     def _answer(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        if self._job is not None and self._job.symbolic is not None:  # each of many sizes costs the host a plan
+        job = self._job
+        if job is not None and job.symbolic is not None and job.pipeline.has_chosen:  # else it imports the engines
             self.begin(arrays)
         kept = self._copies_of_first(arrays)
         start = time.perf_counter()

@@ -298,8 +298,9 @@ class PlanCache:
                     self._first = shapes
                 elif self._varying is None:
                     made = self._make_varying()
-                    for parts in (*earlier, *(() if self._first is None else (self._first,))):
-                        made.note(parts)
+                    made.note_earlier(earlier)
+                    if self._first is not None:
+                        made.note(self._first)
                     self._varying = made
         return self._varying
 

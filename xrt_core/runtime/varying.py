@@ -42,7 +42,8 @@ class VaryingShapes:
     the same sizes in all calls so far, are one.
 
     declared: the shapes that the user declared, planned so from the first call on. wanted_after: how many exact
-    signatures there should be before a symbolic one, None where no engine takes it; asked at each new signature.
+    signatures there should be before a symbolic one, None where no engine takes it, or none is chosen yet; asked at
+    each new signature. wanted_again: the same for a graph for which a symbolic plan was live in an earlier process.
     varied_alone: dimensions are symbols that differed, and no others that the graph leaves open. on_end: called with
     the reason where it has proposed as many as it may.
     """
@@ -53,6 +54,7 @@ class VaryingShapes:
         declared: Declared | None,
         wanted_after: Callable[[], int | None],
         varied_alone: bool = False,
+        wanted_again: Callable[[], int | None] | None = None,
         on_end: Callable[[str], object] = lambda reason: None,
     ) -> None:
         self.declared = declared
@@ -62,12 +64,20 @@ class VaryingShapes:
         self._names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         self._types = tuple(v.type for v in graph.inputs)
         self._wanted_after = wanted_after
+        self._wanted_again = wanted_again
         self._seen: dict[Hashable, list[tuple[tuple[int, ...], ...]]] = {}
         self._proposed = 0
         self._lock = threading.Lock()
 
+    def note_earlier(self, signatures: Sequence[Parts]) -> None:
+        """Take signatures into account between which sizes varied in an earlier process."""
+        for parts in signatures:
+            self.note(parts)
+        if signatures and self._wanted_again is not None:
+            self._wanted_after = self._wanted_again
+
     def note(self, parts: Parts) -> None:
-        """Take a signature into account that there was before, in this process or an earlier one."""
+        """Take a signature into account that there was before."""
         if parts and all(type(p) is tuple for p in parts):
             with self._lock:
                 self._note(parts)
