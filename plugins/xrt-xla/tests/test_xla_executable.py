@@ -395,6 +395,33 @@ def test_bad_input_is_named_and_the_executable_stays_usable(engine: XlaEngine) -
     assert np.asarray(y).tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("x64", [True, False])
+def test_small_results_of_numpy_arrays_are_numpy_arrays(engine: XlaEngine, x64: bool) -> None:
+    """The caller's own and writable, of 64 bits too; those of JAX's arrays, and large ones, are JAX's."""
+    x, most, sums = _value("x", np.float32, 8, 4), _value("most", np.int64, 8), _value("sums", np.float32, 4)
+    nodes = [
+        Node("ArgMax", [x], [most], {"axis": 1, "keepdims": 0}, version=13),
+        Node("ReduceSum", [x, Value.constant(np.array([0]))], [sums], {"keepdims": 0}, version=13),
+    ]
+    small = compile_nodes(engine, [x], nodes, [most, sums])
+    given = RNG.standard_normal((8, 4), np.float32)
+    with jax.enable_x64(x64):
+        found, of_jax = small.run([given]), small.run([jax.device_put(given)])
+        again = small.run([given])
+    for results in (found, of_jax):
+        assert [r.dtype for r in results] == [np.int64, np.float32]
+        np.testing.assert_array_equal(results[0], given.argmax(1))
+        np.testing.assert_allclose(np.asarray(results[1]), given.astype(np.float64).sum(0), rtol=1e-5, atol=1e-6)
+    assert [type(r) for r in found] == [np.ndarray] * 2
+    assert all(isinstance(r, jax.Array) for r in of_jax)
+    found[1][:] = 0
+    np.testing.assert_array_equal(again[1], of_jax[1])
+    large = np.ones((64, 128), np.float32)
+    assert isinstance(_binary(engine, "Add", np.float32, 64, 128).run([large, large])[0], jax.Array)
+    wide = np.ones(2, np.float64)
+    assert isinstance(_binary(engine, "Add", np.float64, 2).run([wide, wide])[0], jax.Array)
+
+
 def test_a_node_that_does_not_trace_is_named(engine: XlaEngine) -> None:
     """A compile error says which node, from which line, and why."""
     a, b, y = _value("a", np.float32, 2, 3), _value("b", np.float32, 2, 3), _value("y", np.float32, 2, 3)

@@ -13,7 +13,7 @@ from xrt_core.errors import CompileError, OptionError, XRTError, nearest
 from xrt_core.ir.function import array_digest
 from xrt_xla import _toolkit
 from xrt_xla.blob import unpack
-from xrt_xla.executable import XlaExecutable
+from xrt_xla.executable import make_executable
 from xrt_xla.program import FOLD_BYTES, Program, layouts, program_order
 from xrt_xla.threads import has_few_processors, place_workers
 from xrt_xla.tracing import Traced, first_lines
@@ -91,7 +91,7 @@ class XlaGraphCompiler(GraphCompiler):
             weights = _toolkit.put_all(program.weights, self._device, program.keys, own)
             program.weights.clear()  # JAX may keep the traced callable
             linalg = _toolkit.has_linalg(found.jaxpr)
-        return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device, linalg)
+        return make_executable(compiled, weights, entry_params, len(return_params), aliases, self._device, linalg)
 
     def as_text(
         self,
@@ -180,7 +180,7 @@ class XlaGraphCompiler(GraphCompiler):
                 )
         except Exception as e:
             raise CompileError(f"xla: a serialised executable does not load: {type(e).__name__}: {e}") from e
-        return XlaExecutable(
+        return make_executable(
             compiled,
             placed,
             stored.params,
