@@ -584,3 +584,25 @@ def test_no_call_waits_for_the_host_a_second_time(whole: bool, monkeypatch: pyte
         (row,) = m.report().clusters
         assert (row["state"], row["shadow_runs"]) == ("live", 1)
         assert bool(answered) != whole
+
+
+def test_calls_are_kept_for_the_first_comparison_within_limits(
+    held: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many shapes that wait for their plans; nothing is kept where no engine takes the graph, or after a failure."""
+    monkeypatch.setattr(background, "_MOST_KEPT", 1000)
+    with module(lambda v: ops.Exp(ops.Tanh(v)), "plain", cache="off", **ALONE) as m:
+        for rows in range(1, 9):
+            m(np.ones((rows, 10), np.float32))  # 40 bytes a row, inputs and results
+        compiler = m._pipeline.background
+        kept = list(compiler._answered)
+        assert len(kept) == 4
+        assert sum(a.nbytes for a in kept) <= 1000
+        assert compiler.room == 1000 - sum(a.nbytes for a in kept)
+        del kept
+        monkeypatch.setattr(tested.Plain, "supports", lambda self, node, *_: Support.no("not here"))
+        held()
+        assert m.wait(60)
+        for rows in range(1, 9):
+            m(np.ones((rows, 10), np.float32))
+        assert eventually(lambda: compiler.room == 1000)

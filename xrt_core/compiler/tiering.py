@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from xrt_core.runtime.launch import Launch
     from xrt_core.verify.verdict import Piece
 
-_MOST_KEPT: Final = 1 << 26  # bytes of a first call's inputs, and of its results, that are kept until it is compared
 _BUSY: Final = 1.0  # seconds until a call retries a tier-up whose lock another thread holds
 
 
@@ -335,6 +334,7 @@ class BaselinePlan(Planned):
 
     def postpone(self, first: float) -> None:
         """Schedule a retry by a later call: after `first` seconds, longer after each failure (`retry_time`)."""
+        self._answered_call = None
         self._attempts += 1
         self._due = retry_time(first, self._attempts)
         self._started.release()
@@ -342,7 +342,7 @@ class BaselinePlan(Planned):
     def _swap(self, job: TierUpJob, made: Planned | None) -> None:
         self._due = float("inf")
         if made is None:
-            self.final = self
+            self.final, self._answered_call = self, None
             self.answer_by(self._run)
             if job.symbolic is not None:  # other calls get exact plans
                 job.pipeline.exact_from_now_on(job.cache, self, "engines take more of the graph by exact shapes")
@@ -361,9 +361,12 @@ class BaselinePlan(Planned):
         with fewer_on_busy_machine():
             results = self._run(arrays)
         seconds = time.perf_counter() - start
-        if kept is not None and (copies := _copies(results, _MOST_KEPT)) is not None:
-            self._answered_call = Answered(kept, copies, seconds)
-            self._hand_over()
+        if kept is not None and job is not None:
+            background = job.pipeline.background
+            copies = _copies(results, background.room - sum(x.nbytes for x in kept))
+            if copies is not None:
+                self._answered_call = background.keep(Answered(kept, copies, seconds))
+                self._hand_over()
         self._answered(arrays)
         return results
 
@@ -371,7 +374,7 @@ class BaselinePlan(Planned):
         """Copies of the inputs of the first call, where its results may serve for the first comparison."""
         if self.calls or self._job is None or self.final is self:
             return None
-        kept = _copies(arrays, _MOST_KEPT)
+        kept = _copies(arrays, self._job.pipeline.background.room)
         return None if kept is None or not all(isinstance(x, np.ndarray) for x in kept) else kept
 
     def _hand_over(self) -> None:
@@ -535,7 +538,8 @@ def _hand_over(known: Answered, made: Planned) -> None:
     inputs = places(nodes[0].inputs, made.partitioned.graph.inputs)
     results = places(nodes[0].outputs, made.partitioned.graph.outputs)
     is_whole = len(inputs) == len(nodes[0].inputs) and len(results) == len(nodes[0].outputs)
-    if is_whole and launch.synchronize is None and not launch.function.aliases:
+    is_wanted = launch.is_pending or launch.executable is not None
+    if is_whole and is_wanted and launch.synchronize is None and not launch.function.aliases:
         given, got = [known.inputs[i] for i in inputs], [known.results[i] for i in results]
         launch.answered = Answered(given, got, known.seconds)
 

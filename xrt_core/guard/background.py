@@ -33,14 +33,21 @@ if TYPE_CHECKING:
 _DELAY: Final = 0.02
 """Seconds before background compilation starts, so that it does not compete with the first call for the GIL."""
 _MAX_RECORDS: Final = 256
+_MOST_KEPT: Final = 1 << 26
+"""Bytes of all calls of a module that are kept until they are compared."""
 
 
-class Answered(Struct, frozen=True):
+class Answered(Struct, frozen=True, eq=False, weakref=True):
     """A call that the host has answered: copies of the inputs and the results, and the seconds that it took."""
 
     inputs: list[np.ndarray]
     results: list[np.ndarray]
     seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return _bytes(self.inputs) + _bytes(self.results)
 
 
 class Plannable(Protocol):
@@ -85,6 +92,7 @@ class BackgroundCompiler:
         self._engines = engines
         self.closed = False
         self._records: list[CompilationRecord] = []
+        self._answered: weakref.WeakSet[Answered] = weakref.WeakSet()
         self._lock = threading.Lock()
         _compilers.add(self)
 
@@ -118,6 +126,18 @@ class BackgroundCompiler:
             starter.start()
         except RuntimeError as e:  # no more threads, or the interpreter is shutting down
             self._fail(record, plan, "raised", f"no thread can be started: {e}")
+
+    @property
+    def room(self) -> int:
+        """Bytes of calls that may be kept (`keep`), beside those that are."""
+        with self._lock:
+            return max(_MOST_KEPT - sum(a.nbytes for a in self._answered), 0)
+
+    def keep(self, answered: Answered) -> Answered:
+        """Count a call among those that are kept, until nothing refers to it."""
+        with self._lock:
+            self._answered.add(answered)
+        return answered
 
     def crashing_engines(self) -> Sequence[str]:
         """See `capability.crashing_engines`."""

@@ -237,7 +237,7 @@ class GuardedLaunch(Launch):
             if not self.record.move_from(State.LIVE, state, reason):
                 return False
             self._call = self._waiting
-            self.executable = self.note = None
+            self.executable = self.note = self.answered = None
         self.lost(reason)
         return True
 

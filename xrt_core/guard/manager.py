@@ -303,6 +303,8 @@ class GuardManager:
             self._fail(launch, FailureRecord(_stage(record), kind, f"{type(e).__name__}: {e}"))
         finally:
             launch.cancel = None
+            if record.state is not State.LIVE:
+                launch.answered = None
             record.settled.set()  # also if it was cancelled
             with self._lock:
                 self._building.pop(launch, None)
