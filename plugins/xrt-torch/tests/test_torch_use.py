@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 import xrt_torch  # noqa: E402
-from xrt_torch import compiled  # noqa: E402
+from torch.fx import traceback  # noqa: E402
+from xrt_torch import compiled, translation  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.choice import Choice  # noqa: E402
 
@@ -519,3 +521,30 @@ def test_the_command_shows_all_graphs_of_a_script(tmp_path: pathlib.Path) -> Non
     assert forward["stages"][0]["nodes"] >= 1
     done = subprocess.run([*command, str(tmp_path / "none.py")], capture_output=True, text=True, check=False)
     assert done.returncode
+
+
+def test_a_translation_does_not_disturb_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch notes the node at hand, of interpreters and captures, in one place for all threads. So the background
+    interprets a graph between captures: one that begins meanwhile, of whatever backend, ends before, or comes after."""
+    insert, begun = translation._fx_passes.insert_type_promotion_nodes, threading.Event()
+
+    def slowly(module: Any) -> None:
+        begun.set()
+        insert(module)
+        for _ in range(40):  # as many nodes as it takes for the capture to come in between
+            with traceback.preserve_node_meta(), traceback.set_current_meta(next(iter(module.graph.nodes))):
+                time.sleep(0.01)
+
+    monkeypatch.setattr(translation._fx_passes, "insert_type_promotion_nodes", slowly)
+    options = {"engine": "host", "background": True}
+    first = torch.compile(small(), backend=backend, options=options)
+    x = torch.randn(4, 8)
+    for _ in range(2):
+        first(x).sum().backward()
+    assert begun.wait(60)
+    other = small()
+    second = torch.compile(other, backend="aot_eager")
+    torch.testing.assert_close(second(x), other(x))
+    second(x).sum().backward()
+    assert xrt_torch.wait(60)
+    assert all(g.reason is None for g in xrt_torch.graphs())

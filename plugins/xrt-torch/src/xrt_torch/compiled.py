@@ -304,12 +304,15 @@ class CompiledGraph:
 
     def _compile(self, stages: Sequence[_Ran], args: Sequence[Any]) -> None:
         """Compile every stage of XRT for these arguments; those run whose results another one needs."""
+        from torch._dynamo.convert_frame import compile_lock
+
         last = max((i for i, r in enumerate(stages) if r.module is not None), default=-1)
         values = dict(zip(self._inputs, args, strict=True))
         for i, ran in enumerate(stages[: last + 1]):
             given = [values[n] for n in ran.stage.inputs]
             if ran.module is None:
-                results = _WithoutChance(ran.call).run(*given)
+                with compile_lock:  # an interpreter notes the node at hand where a capture on another thread finds it
+                    results = _WithoutChance(ran.call).run(*given)
             else:
                 ran.call.prepare(*given)
                 results = ran.call(*given) if i < last else [None] * len(ran.stage.outputs)

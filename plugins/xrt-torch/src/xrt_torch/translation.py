@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx._internal.exporter import _core, _fx_passes, _ir_passes, _registration
 
@@ -134,7 +135,7 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
         if node.op == "get_attr":
             setattr(root, str(node.target), node.meta["val"])
     module = torch.fx.GraphModule(root, copied)
-    with _real_constants(copied):
+    with compile_lock, _real_constants(copied):  # torch notes the node at hand where a capture elsewhere would find it
         _fx_passes.insert_type_promotion_nodes(module)
     _keep_doubles(module.graph)
     model = ir.Model(ir.Graph([], [], nodes=[], name=name), ir_version=10)
