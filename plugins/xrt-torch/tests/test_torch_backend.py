@@ -21,6 +21,7 @@ from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.calls import StageCall  # noqa: E402
 
 import xrt_core as xrt  # noqa: E402
+from xrt_core.events import process_events  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 HOST = {"engine": "host", "background": False}
@@ -126,6 +127,89 @@ def test_views_strides_and_aliases_are_those_of_eager() -> None:
             torch.testing.assert_close(a, b)
             assert a.stride() == b.stride()
     assert call(x, y)[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def shares(results: list[Any], inputs: list[Any]) -> list[list[bool]]:
+    """Which results and inputs show the same memory."""
+    places = [x.untyped_storage()._cdata for x in (*results, *inputs)]
+    return [[a == b for b in places] for a in places]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_share_memory_as_in_eager(dynamic: bool) -> None:
+    """Views of inputs of any size, views of other results, and both where a node between is read by XRT as well."""
+
+    def of_inputs(x: Any) -> Any:
+        first, second, *_ = x.split(2)
+        return x.unflatten(-1, (2, -1)), x.expand(2, *x.shape), x.diagonal(), second, x.unfold(0, 2, 1), first * 2
+
+    def of_results(x: Any) -> Any:
+        y = x * 2
+        return y[0], y.t()[1:], y, y.t() @ x
+
+    def of_what_is_no_result(x: Any) -> Any:
+        y = (x * 2).t()
+        return y[0], y[1:], x[1:].sum()
+
+    x = torch.randn(4, 4).t()
+    for f in (of_inputs, of_results, of_what_is_no_result):
+        call = torch.compile(f, backend=backend, options=HOST, dynamic=dynamic)
+        for x in (torch.randn(4, 4).t(), torch.randn(6, 6).t()):
+            expected = list(f(x))
+            for _ in range(2):
+                found = list(call(x))
+                for a, b in zip(found, expected, strict=True):
+                    torch.testing.assert_close(a, b)
+                    assert a.stride() == b.stride()
+                assert shares(found, [x]) == shares(expected, [x])
+    assert not [g.reason for g in xrt_torch.graphs() if g.reason]
+
+
+def test_random_numbers_are_drawn_in_the_order_of_eager() -> None:
+    """Whatever stage the draws are in, and however the tensors lie in memory."""
+
+    def f(x: Any) -> Any:
+        a = torch.bernoulli((x * 2).sigmoid())
+        b = nn.functional.dropout(x.t(), 0.5)
+        return a, b, torch.rand_like(x), (x + a).clone().uniform_()
+
+    x, call = torch.randn(8, 6), on_xrt(f)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected, state = f(x), torch.get_rng_state()
+        torch.manual_seed(seed)
+        for a, b in zip(call(x), expected, strict=True):
+            torch.testing.assert_close(a, b)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_numbers_of_python_that_vary() -> None:
+    """Floats of sizes, as operands and results; and floats as arguments, for which TorchDynamo begins anew."""
+
+    def f(x: Any, scale: float) -> Any:
+        return x * (x.shape[0] / 3) * scale, x.shape[0] / 7
+
+    call = torch.compile(f, backend=backend, options=HOST, dynamic=True)
+    for n in (4, 6, 6, 8):
+        x = torch.randn(n)
+        for found, expected in zip(call(x, n / 10), f(x, n / 10), strict=True):
+            torch.testing.assert_close(found, expected)
+    assert not [e for e in process_events.recent("fallback") if "RestartAnalysis" in str(e.fields)]
+    assert xrt_torch.graphs()
+    assert not [g.reason for g in xrt_torch.graphs() if g.reason]
+
+
+def test_what_comes_of_fewer_digits_is_compared_by_them() -> None:
+    """A float64 of a sum in float32 is as far from eager's as that sum may be."""
+
+    def f(x: Any) -> Any:
+        return x.sin().cumsum(-1).double() / 3
+
+    x, call = torch.randn(2, 10_000), on_xrt(f)
+    for _ in range(2):
+        torch.testing.assert_close(call(x), f(x), rtol=1e-3, atol=1e-3)
+    (graph,) = xrt_torch.graphs()
+    assert graph.reason is None
 
 
 def test_an_input_that_is_written_is_written() -> None:

@@ -294,6 +294,50 @@ def test_integers_and_the_parts_of_floats() -> None:
         assert torch.equal(found, want)
 
 
+TYPES = {
+    torch.float64: torch.tensor([0.3, -2.7, 5.1, -0.1], dtype=torch.float64),
+    torch.float16: torch.tensor([95.0, -2.75, 5.125, -0.1], dtype=torch.float16),
+    torch.float32: torch.tensor([1.1, 4.2, -0.0, 4.0]),
+    torch.int32: torch.tensor([-3, 7, 2, 5], dtype=torch.int32),
+    torch.uint8: torch.tensor([95, 139, 1, 2], dtype=torch.uint8),
+    torch.bool: torch.tensor([True, False, True, True]),
+}
+MIXED: dict[str, Callable[[Any, Any], Any]] = {
+    "copysign": torch.copysign,
+    "difference from a number": lambda a, b: 1.5 - a + b,
+    "elu": lambda a, b: torch.nn.functional.elu(a, 0.3),
+    "hardtanh": lambda a, b: torch.nn.functional.hardtanh(a, -0.3, 0.3),
+    "huber_loss": torch.nn.functional.huber_loss,
+    "hypot": torch.hypot,
+    "leaky_relu": lambda a, b: torch.nn.functional.leaky_relu(a, 0.3),
+    "power": lambda a, b: a.abs() ** b.abs(),
+    "remainder": lambda a, b: a % b,
+    "remainder by a number": lambda a, b: a % 0.3 + b,
+    "rsub": lambda a, b: torch.rsub(a, 1.5) + torch.rsub(a, b, alpha=2),
+    "shift left": lambda a, b: (a * 1) << b.abs() % 5,
+    "shift right": lambda a, b: (a * 1) >> b.abs() % 5,
+    "signbit": lambda a, b: torch.signbit(b),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_operands_of_different_types(name: str) -> None:
+    """Values and type of the result are eager's, where the second operand is a tensor and where it is a scalar one."""
+    tried = 0
+    for a, b in itertools.product(TYPES.values(), TYPES.values()):
+        for args in ((a, b), (a, b[0])):
+            try:
+                expected = MIXED[name](*args)
+            except RuntimeError:  # types that torch does not take
+                continue
+            graphs: list[CompiledGraph] = []
+            found = captured(MIXED[name], {"engine": "host"}, graphs)(*args)
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            assert not [g for g in graphs if g.reason or g.eager_nodes], (a.dtype, b.dtype)
+            tried += 1
+    assert tried
+
+
 def test_histograms_and_modes() -> None:
     """Edges count; elements outside do not; an empty range is widened."""
     x = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.0, 2.5, -1.0, 4.0, 3.999], dtype=torch.float64)

@@ -49,6 +49,10 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         _ = module.code  # a lazy graph gets its own `forward`, where each call would look whether it has one
         return _aot(module, inputs, given, background, bool(freeze))
     except Exception as e:
+        from torch._dynamo.exc import RestartAnalysis
+
+        if isinstance(e, RestartAnalysis):  # with which torch begins anew, after it made a number part of the graph
+            raise
         _fall_back(e)
         return module.forward
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +32,7 @@ class Ending(Exception):
 
 
 class StageCall:
-    """A function of tensors and integers (SymInts), whose results are a sequence of the same.
+    """A function of tensors and numbers (SymInts and the like), whose results are a sequence of the same.
 
     Tensors on the CPU go in as NumPy's views of their memory, the shortest way through XRT. A parameter's view is kept
     while it is the same object on the same memory: what is written into it shows there. Where results are large, the
@@ -45,7 +46,7 @@ class StageCall:
         self._is_plain = all(map(_is_plain, stage.takes))
         self._views: list[tuple[weakref.ref[Any], int, Any] | None] = [None] * len(stage.takes)
         self._gives_tensors = sum(map(_bytes, stage.gives)) >= _LARGE
-        self._layout = [None if isinstance(v, int | torch.SymInt) else strides_of(v) for v in stage.gives]
+        self._made = [_maker_of(v) for v in stage.gives]
 
     def prepare(self, *args: Any) -> None:
         """Compile for arguments like these, and wait for it, without a run. Raises what XRT raises, and Ending."""
@@ -75,10 +76,7 @@ class StageCall:
             if first is not None:
                 given[first] = args[first].detach().resolve_neg()
         made = self._module(*given)
-        return [
-            int(r) if layout is None else _laid_out(r if isinstance(r, torch.Tensor) else _tensor(r), layout)
-            for r, layout in zip((made,) if self._is_single else made, self._layout, strict=True)
-        ]
+        return [make(r) for r, make in zip((made,) if self._is_single else made, self._made, strict=True)]
 
     def _view(self, i: int, parameter: Any) -> Any:
         known, place = self._views[i], parameter.data_ptr()
@@ -107,24 +105,61 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or (value.dtype in _PLAIN and value.device.type == "cpu")
 
 
-def strides_of(value: Any) -> tuple[int, ...]:
-    """The strides that torch expects of a result; () for those of a contiguous tensor, and where they are not known."""
-    if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
-        return ()
-    repeats = any(n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True))  # nothing writes there
-    return () if value.is_contiguous() or repeats else tuple(value.stride())
+def _maker_of(value: Any) -> Callable[[Any], Any]:
+    """What makes torch's value of a result, by what is known of it."""
+    for kind, symbol in ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat)):
+        if isinstance(value, kind | symbol):
+            return kind
+    if not isinstance(value, torch.Tensor):
+        return _contiguous
+    if all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+        # where elements are repeated nothing writes
+        repeats = any(n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True))
+        is_plain = value.is_contiguous() or repeats
+        return _contiguous if is_plain else functools.partial(_strided, tuple(value.stride()))
+    order = _order_of(value)
+    return _contiguous if order == sorted(order) else functools.partial(_ordered, order)
 
 
-def _laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    if not strides:
-        return x if x.is_contiguous() else x.contiguous()
+def _order_of(value: torch.Tensor) -> list[int]:
+    """The axes of a tensor whose sizes are symbols as they lie in memory, the slowest first; [] where they do not lie
+    densely, or that is not known."""
+    sizes, strides = ([_hint(n) for n in numbers] for numbers in (value.shape, value.stride()))
+    order = sorted(range(len(sizes)), key=lambda d: -strides[d])
+    dense = 1
+    for d in reversed(order):
+        if sizes[d] != 1 and strides[d] != dense:
+            return []
+        dense *= sizes[d]
+    return order
+
+
+def _hint(n: int | torch.SymInt) -> int:
+    """The size that a symbol had when it was captured; -1 where none is known."""
+    known = n if isinstance(n, int) else n.node.hint
+    return -1 if known is None else int(known)
+
+
+def _contiguous(result: Any) -> torch.Tensor:
+    return _tensor(result).contiguous()
+
+
+def _strided(strides: tuple[int, ...], result: Any) -> torch.Tensor:
+    x = _tensor(result)
     if x.stride() == strides:
         return x
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
+def _ordered(order: list[int], result: Any) -> torch.Tensor:
+    back = [order.index(d) for d in range(len(order))]
+    return _tensor(result).permute(order).contiguous().permute(back)
+
+
 def _tensor(result: Any) -> torch.Tensor:
-    """A NumPy result as a tensor of the same memory."""
+    """A result, of NumPy as a tensor of the same memory."""
+    if isinstance(result, torch.Tensor):
+        return result
     plain = type(result) is np.ndarray and result.flags.writeable and all(s >= 0 for s in result.strides)
     array = result if plain else np.array(result, order="C")
     if array.dtype.isbuiltin != 1 and array.dtype.name == "bfloat16":  # which torch does not take from NumPy

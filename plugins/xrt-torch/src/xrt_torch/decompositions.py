@@ -57,10 +57,15 @@ def table() -> dict[Any, Callable[..., Any]]:
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """The mask depends on no data, so that all masks of a graph are drawn before the rest runs."""
+    """The mask depends on no data, so that all masks of a graph are drawn before the rest runs. Its elements are drawn
+    in the order in which those of x lie in memory."""
     if train is False or p == 0:
         return x.clone(), torch.ones(x.shape, dtype=torch.bool, device=x.device)
-    drawn = aten.bernoulli.p(torch.empty(x.shape, dtype=x.dtype, device=x.device), 1 - p)
+    strides = torch.empty_like(x).stride()
+    order = sorted(range(x.dim()), key=lambda d: strides[d], reverse=True)
+    drawn = aten.bernoulli.p(torch.empty([x.shape[d] for d in order], dtype=x.dtype, device=x.device), 1 - p)
+    if order != sorted(order):
+        drawn = drawn.permute([order.index(d) for d in range(x.dim())])
     return x * drawn * (1 / (1 - p) if p < 1 else 0.0), drawn.to(torch.bool)
 
 
@@ -170,16 +175,24 @@ def _is_negative(x: Tensor) -> Tensor:
     return (x < 0) | ((x == 0) & (1 / x < 0)) if x.dtype.is_floating_point else x < 0
 
 
+def _rsub(x: Tensor, other: Any, alpha: Any = 1) -> Tensor:
+    """Of a number, which torch would have as the first operand of `sub`, as a tensor."""
+    if not isinstance(other, Tensor):
+        other = torch.full([], other, dtype=torch.result_type(x, other), device=x.device)
+    return torch.sub(other, x, alpha=alpha)
+
+
 def _copysign(a: Tensor, b: Any) -> Tensor:
-    a = a if a.dtype.is_floating_point else a.to(torch.get_default_dtype())
+    kind = torch.result_type(a, b)
+    a = a.to(kind if kind.is_floating_point else torch.get_default_dtype())
     if not isinstance(b, Tensor):
         return -a.abs() if math.copysign(1.0, b) < 0 else a.abs()
-    a = a.to(torch.result_type(a, b))
     return torch.where(_is_negative(b), -a.abs(), a.abs())
 
 
 def _hypot(a: Tensor, b: Tensor) -> Tensor:
-    a, b = a.abs(), b.abs()
+    kind = torch.result_type(a, b)
+    a, b = a.to(kind).abs(), b.to(kind).abs()
     most, least = torch.maximum(a, b), torch.minimum(a, b)
     ratio = least / torch.where(most == 0, torch.ones_like(most), most)
     made = torch.where(most == 0, most, most * torch.sqrt(1 + ratio * ratio))
@@ -224,6 +237,58 @@ def _filled(x: Tensor, value: float) -> Tensor:
 
 def _power_of_bool(x: Tensor, exponent: Any) -> Any:
     return aten.pow.Tensor_Scalar(x.to(torch.int64), exponent) if x.dtype is torch.bool else NotImplemented
+
+
+def _power(x: Tensor, exponent: Tensor) -> Any:
+    """ONNX's result is of the base's type."""
+    kind = torch.result_type(x, exponent)
+    return NotImplemented if kind is x.dtype else aten.pow.Tensor_Tensor(x.to(kind), exponent.to(kind))
+
+
+def _remainder(x: Any, other: Any) -> Any:
+    """Of floats by `fmod`, which is exact: what is left of x without the multiple of other is not, in few digits."""
+    kind = torch.result_type(x, other)
+    if not kind.is_floating_point:
+        return NotImplemented
+    x, other = (v.to(kind) if isinstance(v, Tensor) else torch.full([], v, dtype=kind) for v in (x, other))
+    left = torch.fmod(x, other)
+    return torch.where((left != 0) & ((left < 0) != (other < 0)), left + other, left)
+
+
+def _hardtanh(x: Tensor, least: Any = -1, most: Any = 1) -> Any:
+    """As `_leaky_relu`."""
+    return torch.clamp(x, least, most) if x.dtype is torch.float64 else NotImplemented
+
+
+def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Any:
+    """The result is of the type of x."""
+    kind = torch.result_type(x, target)
+    far = (x.to(kind) - target.to(kind)).abs()
+    loss = torch.where(far <= delta, far * far / 2, delta * (far - delta / 2))
+    return (loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss).to(x.dtype)
+
+
+def _shifted(x: Any, n: Any, called: Any, kept: Any) -> Any:
+    """The operator called, as the one that torchlib has, of two tensors of one type. Unsigned bytes, of which it makes
+    signed ones, are shifted as numbers of more digits."""
+    kind = torch.result_type(x, n)
+    wide = torch.int32 if kind is torch.uint8 else kind
+    if called is kept and all(isinstance(v, Tensor) and v.dtype is wide for v in (x, n)):
+        return NotImplemented
+    x, n = (v.to(wide) if isinstance(v, Tensor) else torch.full([], v, dtype=wide) for v in (x, n))
+    return kept(x, n).to(kind)
+
+
+def _leaky_relu(x: Tensor, slope: Any = 0.01) -> Any:
+    """ONNX's operator has its attribute in float32."""
+    return torch.where(x > 0, x, x * slope) if x.dtype is torch.float64 else NotImplemented
+
+
+def _elu(x: Tensor, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
+    """As `_leaky_relu`."""
+    if x.dtype is not torch.float64:
+        return NotImplemented
+    return torch.where(x > 0, x, torch.expm1(x * input_scale) * alpha) * scale
 
 
 def _scan(
@@ -657,16 +722,20 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.cumprod.default: _cumprod,
     aten.diagonal_scatter.default: _diagonal_scatter,
     aten.dist.default: _dist,
+    aten.elu.default: _elu,
     aten.empty_permuted.default: _empty_permuted,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.frexp.Tensor: _frexp,
     aten.gcd.default: _gcd,
+    aten.hardtanh.default: _hardtanh,
+    aten.huber_loss.default: _huber_loss,
     aten.hypot.default: _hypot,
     aten.index_reduce.default: _index_reduce,
     aten.kthvalue.default: _kth_value,
     aten.lcm.default: _lcm,
     aten.ldexp.Tensor: _ldexp,
+    aten.leaky_relu.default: _leaky_relu,
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten.median.default: functools.partial(_median_of_all, ignores_nan=False),
@@ -679,12 +748,18 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.nextafter.default: _next_after,
     aten.nonzero_static.default: _nonzero_static,
     aten.pow.Tensor_Scalar: _power_of_bool,
+    aten.pow.Tensor_Tensor: _power,
     aten.put.default: _put,
+    aten.remainder.Scalar: _remainder,
+    aten.remainder.Scalar_Tensor: _remainder,
+    aten.remainder.Tensor: _remainder,
     aten.repeat_interleave.Tensor: _repeat_interleave,
     aten.replication_pad1d_backward.default: _replication_pad_backward,
     aten.replication_pad2d_backward.default: _replication_pad_backward,
     aten.replication_pad3d_backward.default: _replication_pad_backward,
     aten.resize.default: _resize,
+    aten.rsub.Scalar: _rsub,
+    aten.rsub.Tensor: _rsub,
     aten.scatter.reduce: _scatter_by,
     aten.scatter.src: _scatter,
     aten.scatter.value: _scatter,
@@ -693,7 +768,17 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.scatter_reduce.two: _scatter_reduce,
     aten.searchsorted.Scalar: _searchsorted,
     aten.searchsorted.Tensor: _searchsorted,
+    aten.signbit.default: _is_negative,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.squeeze.dims: _squeeze,
+    **{
+        called: functools.partial(_shifted, called=called, kept=kept)
+        for kept, packets in (
+            (aten.bitwise_left_shift.Tensor, (aten.bitwise_left_shift, aten.__lshift__)),
+            (aten.bitwise_right_shift.Tensor, (aten.bitwise_right_shift, aten.__rshift__)),
+        )
+        for packet in packets
+        for called in (getattr(packet, name) for name in packet.overloads() if name != "int" and "out" not in name)
+    },
 }

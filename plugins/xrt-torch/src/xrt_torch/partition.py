@@ -6,6 +6,7 @@ allows. Views of inputs are free in torch: they are repeated in every stage that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,8 @@ def reason_for_eager(
     if node.op != "call_function":
         return "it is no operator"
     target = node.target
+    if any(isinstance(n.meta.get("val"), torch.SymFloat) for n in (node, *node.all_input_nodes)):
+        return "it is of numbers of Python that vary"
     if node.meta.get("at_border"):
         return AT_BORDER if node.target in _BORDER else "complex numbers"
     if target is torch.ops.higher_order.with_effects and node.args[1] is aten._linalg_check_errors.default:
@@ -125,16 +128,55 @@ def _tensors(node: Node) -> list[torch.Tensor]:
 def stages_of(graph: Graph, eager: Collection[str]) -> list[Stage]:
     """Cut a graph in stages. eager: names of the nodes that torch runs."""
     views = _views_of_inputs(graph)
-    place = _places(graph, eager, views)
-    wanted = {n.name for n in graph.output_node().all_input_nodes}
+    shared = _shared_results(graph)
+    last = {n for r in shared for n in _way_to(r)}
+    only_last: set[Node] = set()
+    for n in reversed(graph.nodes):
+        if n in last and all(u in only_last or u.op == "output" for u in n.users):
+            only_last.add(n)
+    place = _places(graph, eager, views | only_last)
+    wanted = {n.name for n in graph.output_node().all_input_nodes if n not in shared}
     stages = []
     for number in sorted(set(place.values())):
         nodes = [n for n in graph.nodes if place.get(n) == number]
+        wanted |= {n.name for n in nodes if any(place.get(u, number) != number for u in n.users)}
+        wanted |= {n.name for n in nodes if n not in last and not last.isdisjoint(n.users)}
         stages.append(_cut(nodes, views, wanted, number % 2 == 1))
-    results = [n for n in graph.output_node().all_input_nodes if n in views]
-    if results:
-        stages.append(_extract([], results, views, on_xrt=False))
+    if shared:
+        stages.append(_extract([], shared, last, on_xrt=False))
     return stages
+
+
+def _shared_results(graph: Graph) -> list[Node]:
+    """The results that are views of an input, or of what another result is, or is a view of."""
+    owners = {r: _owner(r) for r in graph.output_node().all_input_nodes}
+    count = Counter(owners.values())
+    return [r for r, o in owners.items() if o is not r and (o.op == "placeholder" or count[o] > 1)]
+
+
+def _owner(n: Node) -> Node:
+    """Of a view the node whose memory it shows; else the node itself."""
+    way = _way_to(n)
+    return way[-1].all_input_nodes[0] if way else n
+
+
+def _way_to(n: Node) -> list[Node]:
+    """A view, what it is a view of, and so on, as far as they are views."""
+    found = []
+    while _is_view(n):
+        found.append(n)
+        n = n.all_input_nodes[0]
+    return found
+
+
+def _is_view(n: Node) -> bool:
+    """Whether a node shows its first operand's memory, as a tensor, or as the several that `split` gives."""
+    if (source := _getitem_source(n)) is not None:
+        return _is_view(source)
+    if n.op != "call_function" or not isinstance(n.target, torch._ops.OpOverload):
+        return False
+    made = n.target._schema.returns
+    return len(made) == 1 and made[0].alias_info is not None and not made[0].alias_info.is_write
 
 
 def _views_of_inputs(graph: Graph) -> set[Node]:
@@ -150,6 +192,7 @@ def _views_of_inputs(graph: Graph) -> set[Node]:
 
 def _places(graph: Graph, eager: Collection[str], views: set[Node]) -> dict[Node, int]:
     place: dict[Node, int] = {}
+    drawn = 0  # where the last random numbers are
     for n in graph.nodes:
         if n.op in ("placeholder", "output") or n in views:
             continue
@@ -158,8 +201,13 @@ def _places(graph: Graph, eager: Collection[str], views: set[Node]) -> dict[Node
         if packet in _FACTORIES and n.users and all(u.name in eager for u in n.users):
             odd = 0
         first = max((place.get(a, 0) for a in n.all_input_nodes), default=0)
+        draws = torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
+        if draws:
+            first = max(first, drawn)
         taken = _getitem_source(n)
         place[n] = place[taken] if taken is not None else first + (first + odd) % 2
+        if draws:
+            drawn = place[n]
     return place
 
 
@@ -170,10 +218,10 @@ def _getitem_source(n: Node) -> Node | None:
 
 
 def _cut(nodes: list[Node], views: set[Node], wanted: set[str], on_xrt: bool) -> Stage:
-    here = set(nodes)
-    results = [n for n in nodes if n.name in wanted or any(u not in here and u.op != "output" for u in n.users)]
+    results = [n for n in nodes if n.name in wanted]
     results = [n for n in results if not isinstance(n.meta.get("val"), tuple | list)]
-    return _extract(nodes, results, views, on_xrt=on_xrt)
+    has_tensors = any(not isinstance(n.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool) for n in nodes)
+    return _extract(nodes, results, views, on_xrt=on_xrt and has_tensors)
 
 
 def _extract(nodes: list[Node], results: list[Node], views: set[Node], *, on_xrt: bool) -> Stage:
