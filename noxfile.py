@@ -68,6 +68,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def fuzz_torch(session: nox.Session) -> None:
+    """Run 1,000 random programs of torch through torch.compile, on the host (15 minutes)."""
+    install(session, "test")
+    session.run("python", "scripts/fuzz_torch.py", *session.posargs)
+
+
+@nox.session(default=False)
 def template(session: nox.Session) -> None:
     """Bake every variant of the engine template, install each in an environment of its own, and run its tests."""
     install(session, "test")

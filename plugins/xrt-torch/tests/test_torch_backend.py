@@ -145,7 +145,7 @@ def test_results_share_memory_as_in_eager(dynamic: bool) -> None:
 
     def of_results(x: Any) -> Any:
         y = x * 2
-        return y[0], y.t()[1:], y, y.t() @ x
+        return y[0], y.t()[1:], y, y.t() @ x, (x * 3).as_strided((2, 2), (1, 1)) + 1
 
     def of_what_is_no_result(x: Any) -> Any:
         y = (x * 2).t()
@@ -299,6 +299,31 @@ def test_what_is_compiled_in_the_background_is_not_run(monkeypatch: pytest.Monke
     monkeypatch.undo()
     for _ in range(2):
         torch.testing.assert_close(call(x), x.cos() * 2)
+    assert graph.is_proven
+
+
+def test_random_numbers_are_left_alone_by_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled in the background neither draws nor sets a state, which would undo the draws of who calls."""
+
+    def f(x: Any) -> Any:
+        return (torch.rand_like(x * 2) + torch.nn.functional.dropout(x)) * torch.multinomial(x.abs() + 1, 3).sum()
+
+    call = torch.compile(f, backend=backend, options={"engine": "host", "background": True})
+    x = torch.randn(5)
+    call(x)
+    call(x)
+    touched = []
+    for name in ("set_rng_state", "get_rng_state"):
+        monkeypatch.setattr(torch, name, lambda *_, name=name: touched.append(name))
+    assert xrt_torch.wait(60)
+    monkeypatch.undo()
+    (graph,) = xrt_torch.graphs()
+    assert (graph.reason, touched) == (None, [])
+    for seed in range(2):
+        torch.manual_seed(seed)
+        expected = f(x)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(call(x), expected)
     assert graph.is_proven
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_map_only
 
 import xrt_core as xrt
 from xrt_core.events import Kind, process_events
@@ -509,19 +510,16 @@ def _for_eager(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
 
 
 class _WithoutChance(torch.fx.Interpreter):
-    """Runs a graph with zeros for random numbers: compilation must not draw from torch's generator."""
+    """Runs a graph with zeros for random numbers: torch's generator is that of the threads that call."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tags = getattr(target, "tags", ())
-        if torch.Tag.nondeterministic_seeded not in tags:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
             return super().call_function(target, args, kwargs)
-        like = next((a for a in args if isinstance(a, torch.Tensor)), None)
-        if target is torch.ops.aten.native_dropout.default and like is not None:
-            return torch.zeros_like(like), torch.zeros_like(like, dtype=torch.bool)
-        if target is torch.ops.aten.bernoulli.p and like is not None:
-            return torch.zeros_like(like)
-        with torch.random.fork_rng(devices=[]):
-            return super().call_function(target, args, kwargs)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            made = super().call_function(target, args, kwargs)
+        return tree_map_only(torch.Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype, device=t.device), made)
 
 
 def _is_unset(result: Any) -> bool:

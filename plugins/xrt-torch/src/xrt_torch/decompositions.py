@@ -284,6 +284,11 @@ def _leaky_relu(x: Tensor, slope: Any = 0.01) -> Any:
     return torch.where(x > 0, x, x * slope) if x.dtype is torch.float64 else NotImplemented
 
 
+def _log(x: Tensor, base: float) -> Any:
+    """torchlib has the logarithm of the base in float32."""
+    return torch.log(x) / math.log(base) if x.dtype is torch.float64 else NotImplemented
+
+
 def _elu(x: Tensor, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
     """As `_leaky_relu`."""
     if x.dtype is not torch.float64:
@@ -476,6 +481,11 @@ def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
     if not all(isinstance(n, int) for n in (*sizes, *x.shape)):
         return NotImplemented
     return [x.narrow(dim, sum(sizes[:i]), n) for i, n in enumerate(sizes)]
+
+
+def _flip(x: Tensor, dims: Sequence[int]) -> Any:
+    """A scalar has no axis for torchlib's slices."""
+    return NotImplemented if x.dim() else x.clone()
 
 
 def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
@@ -724,6 +734,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.dist.default: _dist,
     aten.elu.default: _elu,
     aten.empty_permuted.default: _empty_permuted,
+    aten.flip.default: _flip,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.frexp.Tensor: _frexp,
@@ -736,6 +747,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.lcm.default: _lcm,
     aten.ldexp.Tensor: _ldexp,
     aten.leaky_relu.default: _leaky_relu,
+    aten.log10.default: functools.partial(_log, base=10),
+    aten.log2.default: functools.partial(_log, base=2),
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten.median.default: functools.partial(_median_of_all, ignores_nan=False),

@@ -230,9 +230,16 @@ def mistrust(node: torch.fx.Node) -> str | None:
     first = next((v for n in node.all_input_nodes if isinstance(v := n.meta.get("val"), torch.Tensor)), None)
     if packet is aten.grid_sampler_2d and first is not None and first.dtype in (torch.float16, torch.bfloat16):
         return "torch rounds the grid to narrow floats"
+    if packet is aten.as_strided and first is not None and not _is_contiguous(first):
+        return "it reads elements as they lie in memory"
     if packet in _WRONG:
         return "torchlib's translation computes something else"
     return None
+
+
+def _is_contiguous(x: torch.Tensor) -> bool:
+    """Whether it is known to be."""
+    return all(isinstance(n, int) for n in (*x.shape, *x.stride())) and x.is_contiguous()
 
 
 _WRONG = (torch.ops.aten._linalg_det, torch.ops.aten._upsample_bilinear2d_aa, torch.ops.aten.histc)
