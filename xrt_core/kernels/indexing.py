@@ -9,7 +9,7 @@ import numpy as np
 from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import float_like
-from xrt_core.kernels.movement import axis_of, check_size
+from xrt_core.kernels.movement import axis_of, check_shape, check_size
 from xrt_core.kernels.namespace import is_jax
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -81,6 +81,7 @@ def one_hot(ctx: OpContext, indices: Any, depth: Any, values: Any) -> Any:
     xp, rank = ctx.xp, indices.ndim
     axis = axis_of(ctx.attr("axis", -1), rank + 1, "OneHot")
     count = int(np.asarray(depth).reshape(-1)[0])
+    check_shape(values.shape, (2,), "OneHot: values")
     check_size((*indices.shape, max(count, 0)), values.dtype, "OneHot")
     whole = xp.expand_dims(indices.astype(np.int64), axis)
     classes = xp.reshape(xp.arange(count), (count,) + (1,) * (rank - axis))

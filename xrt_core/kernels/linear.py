@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.types import float_like
+from xrt_core.kernels.movement import check_shape
 from xrt_core.kernels.namespace import is_jax, result, widen
 from xrt_core.kernels.quantization import plain, quantize
 from xrt_core.kernels.registry import OpContext, kernel
@@ -48,6 +49,7 @@ def gemm(ctx: OpContext, a: Any, b: Any, c: Any = None) -> Any:
     out = scaled(xp, ctx.attr("alpha", 1.0), product)
     beta = ctx.attr("beta", 1.0)
     if c is not None and beta != 0:
+        check_shape(c.shape, out.shape, "Gemm: C", broadcasts=True)
         out = out + scaled(xp, beta, widen(c))
     return result(xp, out, dtype)
 

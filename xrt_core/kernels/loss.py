@@ -8,6 +8,7 @@ import numpy as np
 
 from xrt_core.errors import InputError
 from xrt_core.kernels.activation import log_softmax
+from xrt_core.kernels.movement import check_shape
 from xrt_core.kernels.namespace import result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -18,6 +19,7 @@ def _likelihood_loss(ctx: OpContext, log_prob: Any, target: Any, weight: Any) ->
     Targets equal to `ignore_index` (which need not be a class) have weight 0; "mean" divides by the sum of weights.
     Other targets must be classes: under NumPy an invalid one raises InputError, elsewhere its loss is NaN.
     """
+    check_shape(target.shape, (*log_prob.shape[:1], *log_prob.shape[2:]), f"{ctx.node.operator}: labels")
     xp, ignore, reduction = ctx.xp, ctx.attr("ignore_index"), ctx.attr("reduction", "mean")
     counted = None if ignore is None else target != ignore
     safe = target if counted is None else xp.where(counted, target, xp.zeros_like(target))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,14 @@ def check_size(shape: Iterable[int], dtype: np.dtype, where: str) -> None:
     fault = size_fault(tuple(shape), dtype)
     if fault is not None:
         raise ShapeError(f"{where}: {fault}")
+
+
+def check_shape(found: Sequence[int], wanted: Sequence[int], where: str, *, broadcasts: bool = False) -> None:
+    """Raise ShapeError for an operand of another shape; broadcasts: than what broadcasts to that, which stays."""
+    fits = len(found) <= len(wanted) and all(n in (1, m) for n, m in zip(found[::-1], wanted[::-1], strict=False))
+    if not (fits if broadcasts else tuple(found) == tuple(wanted)):
+        rule = "give one that broadcasts to" if broadcasts else "give"
+        raise ShapeError(f"{where} of shape {list(found)}: {rule} {list(wanted)}")
 
 
 def axes_of(axes: Iterable[int], rank: int, where: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.types import ONNX_TO_DTYPE
+from xrt_core.kernels.movement import check_shape
 from xrt_core.kernels.namespace import result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -62,6 +63,8 @@ def batch_normalization(ctx: OpContext, x: Any, scale: Any, bias: Any, mean: Any
 def instance_normalization(ctx: OpContext, x: Any, scale: Any, bias: Any) -> Any:
     """Normalisation of each channel of each instance over its spatial axes."""
     xp, wide = ctx.xp, widen(x)
+    for what, parameter in (("scale", scale), ("bias", bias)):
+        check_shape(parameter.shape, x.shape[1:2], f"InstanceNormalization: a {what}")
     _, centred, var = _moments(xp, wide, tuple(range(2, x.ndim)))
     factor = _per_channel(xp, scale, x.ndim) / xp.sqrt(var + ctx.attr("epsilon", _EPSILON))
     return result(xp, centred * factor + _per_channel(xp, bias, x.ndim), x.dtype)
@@ -77,8 +80,10 @@ def layer_normalization(ctx: OpContext, x: Any, scale: Any, bias: Any = None) ->
     axis = ctx.attr("axis", -1)
     mean, centred, var = _moments(xp, wide, tuple(range(axis + x.ndim if axis < 0 else axis, x.ndim)))
     inverse = 1 / xp.sqrt(var + ctx.attr("epsilon", _EPSILON))
+    check_shape(scale.shape, x.shape, "LayerNormalization: a scale", broadcasts=True)
     out = centred * inverse * widen(scale)
     if bias is not None:
+        check_shape(bias.shape, x.shape, "LayerNormalization: a bias", broadcasts=True)
         out = out + widen(bias)
     y = result(xp, out, x.dtype)
     if ctx.num_outputs == 1:
@@ -95,6 +100,7 @@ def rms_normalization(ctx: OpContext, x: Any, scale: Any) -> Any:
     axes = tuple(range(axis + x.ndim if axis < 0 else axis, x.ndim))
     mean_square = xp.mean(wide * wide, axis=axes, keepdims=True)
     inverse = 1 / xp.sqrt(mean_square + ctx.attr("epsilon", _EPSILON))
+    check_shape(scale.shape, x.shape, "RMSNormalization: a scale", broadcasts=True)
     return result(xp, wide * inverse * widen(scale), scale.dtype)
 
 

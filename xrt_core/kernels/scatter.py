@@ -8,7 +8,7 @@ import numpy as np
 
 from xrt_core.errors import ShapeError
 from xrt_core.kernels.indexing import grid_index
-from xrt_core.kernels.movement import axis_of
+from xrt_core.kernels.movement import axis_of, check_shape
 from xrt_core.kernels.namespace import reduce_at, set_at, wide
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -44,6 +44,7 @@ def scatter_elements(ctx: OpContext, x: Any, indices: Any, updates: Any) -> Any:
     """
     xp = ctx.xp
     axis = axis_of(ctx.attr("axis", 0), x.ndim, ctx.node.op_type)
+    check_shape(updates.shape, indices.shape, f"{ctx.node.op_type}: updates")
     index = grid_index(xp, indices.shape, axis)
     index[axis] = _positive(xp, indices, x.shape[axis])
     return _scatter(ctx, x, tuple(index), updates, ctx.attr("reduction", "none"))
@@ -55,6 +56,7 @@ def scatter_nd(ctx: OpContext, x: Any, indices: Any, updates: Any) -> Any:
     depth = indices.shape[-1]
     if not 1 <= depth <= x.ndim:
         raise ShapeError(f"ScatterND: index tuples of length {depth} for data of rank {x.ndim}; give 1 to {x.ndim}")
+    check_shape(updates.shape, (*indices.shape[:-1], *x.shape[depth:]), "ScatterND: updates")
     index = tuple(_positive(ctx.xp, indices[..., i], x.shape[i]) for i in range(depth))
     return _scatter(ctx, x, index, updates, ctx.attr("reduction", "none"))
 
