@@ -9,6 +9,8 @@ share memory, gradients, what was written into inputs, and the state of the rand
 "aot_eager" too, with or without decompositions, is torch's own, and no finding. A graph that falls back is told with
 its reason: its numbers are eager's.
 
+With `--export` programs without random numbers are exported, and run on an engine without the guard.
+
 The same number makes the same program. `--only 17 --show` runs one, and prints it.
 """
 
@@ -29,6 +31,8 @@ from typing import Any
 import torch
 import xrt_torch
 from xrt_torch.backend import xrt as backend
+
+import xrt_core as xrt
 
 NAMES = {"torch": torch, "F": torch.nn.functional}
 TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of the largest element; 1e-3 for other floats
@@ -421,6 +425,40 @@ def run(p: Program, options: dict[str, Any], seen: set[str], counts: Counter[str
     return wrong
 
 
+def run_exported(p: Program, engine: str, counts: Counter[str]) -> str:
+    """Export a program, and run that on an engine without guard; return the finding, "" for none."""
+
+    class Module(torch.nn.Module):
+        def forward(self, *args: Any) -> Any:
+            return function(*args)
+
+    function = p.function()
+    torch.manual_seed(0)
+    try:
+        expected = function(*map(_copy, p.inputs))
+        torch.manual_seed(1)
+        if any(_difference(a, b) for a, b in zip(function(*map(_copy, p.inputs)), expected, strict=True)):
+            return ""  # the numbers are random ones
+        program = torch.export.export(Module(), tuple(map(_copy, p.inputs)), strict=False)
+        program.run_decompositions({})  # which tells of writes that torch does not take out
+    except Exception:
+        counts["programs that torch does not export"] += 1
+        return ""
+    counts["programs"] += 1
+    try:
+        found = xrt.XRTModule(program, engine=engine, guard=False, cache=False)(*map(_copy, p.inputs))
+    except xrt.ModelLoadError as e:
+        counts["programs that are refused"] += 1
+        print(f"program {p.number} is refused: {str(e)[:300]}", flush=True)
+        return ""
+    except Exception as e:
+        return f"{type(e).__name__}: {str(e)[:300]}"
+    for i, (a, b) in enumerate(zip(found if isinstance(found, tuple) else (found,), expected, strict=True)):
+        if wrong := _difference(torch.as_tensor(a), b.detach()):
+            return f"results[{i}]: {wrong}"
+    return ""
+
+
 def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
@@ -430,6 +468,7 @@ def main() -> int:
     parser.add_argument("--engine", default="host")
     parser.add_argument("--background", action="store_true", help="compile in the background, the backend's default")
     parser.add_argument("--mode", choices=["train", "inference"], default="")
+    parser.add_argument("--export", action="store_true", help="export the programs, in the place of torch.compile")
     parser.add_argument("--show", action="store_true", help="print the programs")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -439,11 +478,11 @@ def main() -> int:
     counts: Counter[str] = Counter()
     findings, start = 0, time.monotonic()
     for number in numbers:
-        if (p := program(number, args.mode)) is None:
+        if (p := program(number, "inference" if args.export else args.mode)) is None:
             continue
         if args.show:
             print(p.text, [(list(x.shape), x.dtype, x.stride()) for x in p.inputs])
-        if found := run(p, options, seen, counts):
+        if found := run_exported(p, args.engine, counts) if args.export else run(p, options, seen, counts):
             findings += 1
             kind = f"{'training' if p.trains else 'inference'}{', symbolic sizes' if p.dynamic else ''}"
             print(f"finding: program {number} ({kind}): {found}", flush=True)

@@ -27,8 +27,9 @@ def fuzz() -> Any:
     return module
 
 
-def test_a_sample_has_no_findings() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--programs", "12"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("how", ["--background", "--export"])
+def test_a_sample_has_no_findings(how: str) -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "--programs", "8", how], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no findings" in done.stdout
 

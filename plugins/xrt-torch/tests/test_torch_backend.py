@@ -427,3 +427,66 @@ def test_an_exported_program_runs_without_torch(tmp_path: Any) -> None:
     assert float(ran.stdout) == pytest.approx(model(x).sum().item(), abs=1e-4)
     with pytest.raises(xrt.ModelLoadError, match="give example="):
         xrt.XRTModule(model)
+
+
+class Of(nn.Module):
+    """A module that computes a function, and holds others."""
+
+    def __init__(self, function: Any, **held: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+EXPORTED: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "attention without a batch": (nn.functional.scaled_dot_product_attention, tuple(torch.randn(3, 4) for _ in "qkv")),
+    "a whole number as argument": (lambda x, n: x * n, (torch.ones(3), 2)),
+    "branches": (
+        lambda x: torch.cond(x.sum() > 0, lambda v: v.softmax(0, dtype=torch.float64), lambda v: v.double(), (x,)),
+        (torch.tensor([1, 0]),),
+    ),
+    "clamps of one tensor": (lambda x: (2 ** x.clamp(-3, 3), torch.exp(x.clamp(-5, 5))), (torch.tensor([-4.0, 9.0]),)),
+    "float64": (lambda x: x * 0.1 + 1 / 3, (torch.rand(3, dtype=torch.float64),)),
+    "fmax and hypot": (lambda x: torch.fmax(x, torch.hypot(x, x)), (torch.randn(3),)),
+    "kthvalue": (lambda x: torch.kthvalue(x, 2), (torch.randn(4, 3),)),
+    "no tensor": (lambda x: (x + 1, None, x * 2), (torch.ones(2),)),
+    "softmax of integers": (lambda x: x.softmax(0, dtype=torch.float64), (torch.tensor([1, 0]),)),
+    "sort": (lambda x: torch.sort(x, dim=0, descending=True, stable=True), (torch.tensor([1, 2, 1, 0]),)),
+    "squeeze of what is wider": (lambda x: x.squeeze(0) + 1, (torch.ones(2, 3),)),
+    "windows without a batch": (lambda x: nn.functional.unfold(x, 2), (torch.randn(2, 3, 4),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exported_programs_compute_what_eager_does(name: str) -> None:
+    function, args = EXPORTED[name]
+    program = torch.export.export(Of(function), args)
+    found = xrt.XRTModule(program, engine="host")(*(x for x in args if isinstance(x, torch.Tensor)))
+    expected = function(*args)
+    found = found if isinstance(found, tuple) else (found,)
+    wanted = tuple(expected) if isinstance(expected, tuple) else (expected,)
+    for a, b in zip(found, (w for w in wanted if w is not None), strict=True):
+        torch.testing.assert_close(torch.as_tensor(a), b)
+
+
+def test_statistics_of_an_exported_program_in_training_are_those_of_the_batch() -> None:
+    model, x = nn.BatchNorm1d(4), torch.randn(5, 4)
+    found = xrt.XRTModule(torch.export.export(model, (x,)), engine="host")(x)
+    torch.testing.assert_close(torch.as_tensor(found), nn.BatchNorm1d(4)(x).detach())
+
+
+def test_exported_programs_keep_what_is_one_operator() -> None:
+    """LSTMs stay whole, norms disappear in the weights before them, and inputs keep their names."""
+    layers = Of(None, conv=nn.Conv2d(1, 2, 2), norm=nn.BatchNorm2d(2), lstm=nn.LSTM(6, 3, batch_first=True)).eval()
+    layers.norm.running_var.uniform_(1, 2)
+    layers.function = lambda x: layers.lstm(nn.functional.gelu(layers.norm(layers.conv(x))).flatten(2))[0]
+    x = torch.randn(2, 1, 3, 4)
+    module = xrt.XRTModule(layers, example=(x,), engine="host")
+    torch.testing.assert_close(torch.as_tensor(module(x)), layers(x).detach())
+    operators = {n.op_type for n in module.graph.nodes}
+    assert {"Conv", "Gelu", "LSTM"} <= operators
+    assert "BatchNormalization" not in operators

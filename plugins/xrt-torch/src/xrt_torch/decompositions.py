@@ -49,11 +49,16 @@ def table() -> dict[Any, Callable[..., Any]]:
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
+    return made | own()
+
+
+@functools.cache
+def own() -> dict[Any, Callable[..., Any]]:
+    """The decompositions of this package: of what torchlib lacks or gets wrong."""
+    made: dict[Any, Callable[..., Any]] = {}
     for module in (special_functions, polynomials, ordering, pooling, resampling, convolution, groups, linear_algebra):
         made.update(module.decompositions())
-    for operator, function in _OWN.items():
-        made[operator] = function
-    return made
+    return made | _OWN
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -279,6 +284,22 @@ def _shifted(x: Any, n: Any, called: Any, kept: Any) -> Any:
     return kept(x, n).to(kind)
 
 
+def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None, *, log: bool = False) -> Tensor:
+    """Of what is cast before, where torchlib casts the result."""
+    x = x if dtype is None else x.to(dtype)
+    return (aten._log_softmax if log else aten._softmax)(x, dim, False)
+
+
+def _floor_divide(a: Any, b: Any) -> Any:
+    """Of booleans as of the integers that torch makes of them."""
+    kinds = {v.dtype for v in (a, b) if isinstance(v, Tensor)}
+    if torch.bool not in kinds:
+        return NotImplemented
+    kind = torch.result_type(a, b)
+    a, b = (v.to(kind) if isinstance(v, Tensor) else v for v in (a, b))
+    return torch.floor_divide(a, b)
+
+
 def _leaky_relu(x: Tensor, slope: Any = 0.01) -> Any:
     """ONNX's operator has its attribute in float32."""
     return torch.where(x > 0, x, x * slope) if x.dtype is torch.float64 else NotImplemented
@@ -486,6 +507,11 @@ def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
 def _flip(x: Tensor, dims: Sequence[int]) -> Any:
     """A scalar has no axis for torchlib's slices."""
     return NotImplemented if x.dim() else x.clone()
+
+
+def _copy_strided(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Where a tensor lies in memory is nothing to ONNX."""
+    return x.clone()
 
 
 def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
@@ -704,6 +730,7 @@ def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 _OWN: dict[Any, Callable[..., Any]] = {
+    torch.ops.prims.copy_strided.default: _copy_strided,
     aten._cdist_backward.default: _cdist_backward,
     aten._cdist_forward.default: _cdist,
     aten._efficientzerotensor.default: _efficientzerotensor,
@@ -735,6 +762,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.elu.default: _elu,
     aten.empty_permuted.default: _empty_permuted,
     aten.flip.default: _flip,
+    aten.floor_divide.Scalar: _floor_divide,
+    aten.floor_divide.default: _floor_divide,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.frexp.Tensor: _frexp,
@@ -749,6 +778,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.leaky_relu.default: _leaky_relu,
     aten.log10.default: functools.partial(_log, base=10),
     aten.log2.default: functools.partial(_log, base=2),
+    aten.log_softmax.int: functools.partial(_softmax, log=True),
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten.median.default: functools.partial(_median_of_all, ignores_nan=False),
@@ -782,6 +812,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.searchsorted.Scalar: _searchsorted,
     aten.searchsorted.Tensor: _searchsorted,
     aten.signbit.default: _is_negative,
+    aten.softmax.int: _softmax,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.squeeze.dims: _squeeze,

@@ -8,13 +8,17 @@ import warnings
 from typing import Any
 
 import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx import Graph, Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import xrt_core as xrt
 from xrt_core.errors import InputError, ModelLoadError
-from xrt_core.ir.graph import Graph
+from xrt_core.ir.graph import Graph as XRTGraph
+from xrt_torch.decompositions import own, table
 
 
-def graph_of(model: object, example: object = None) -> Graph | None:
+def graph_of(model: object, example: object = None) -> XRTGraph | None:
     """The graph of an exported program, or of a module that is exported for `example`, its arguments (a tuple, or one
     tensor); None for an object that is neither.
 
@@ -36,13 +40,77 @@ def graph_of(model: object, example: object = None) -> Graph | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program: Any = torch.onnx.export(model, dynamo=True, verbose=False)
+            translated = _translated(model)
+    except ModelLoadError:
+        raise
     except Exception as e:
         reason = str(e.__cause__ or e).strip().partition("\n")[0][:300]
         raise ModelLoadError(f"this ExportedProgram is not translated: {reason}") from e
     finally:
         logging.disable(disabled)
-    return xrt.import_model(program.model)
+    return xrt.import_model(translated)
+
+
+def _translated(program: Any) -> Any:
+    """The ONNX model, as graphs of `torch.compile` are translated; by torch's exporter where control flow is in it."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+    from onnxscript.rewriter import RewriteRuleSet
+    from onnxscript.rewriter.rules import common
+
+    from xrt_torch.translation import mistrust, own_translations, set_constant, translate  # imports torch's exporter
+
+    if any(n.op == "get_attr" for n in program.graph.nodes):  # a graph of its own, for a branch or the turns of a loop
+        program = program.run_decompositions(own())
+        return torch.onnx.export(
+            program, dynamo=True, verbose=False, optimize=False, custom_translation_table=own_translations()
+        ).model
+    with sdpa_kernel(SDPBackend.MATH):
+        program = program.run_decompositions(_decompositions())
+    graph = _graph_of(program)
+    for node in graph.nodes:
+        if node.op == "call_function" and (why := mistrust(node)):
+            raise ModelLoadError(f"{node.target} ({node.name}): {why}")
+    model = translate(graph, "program")
+    tensors = {**program.state_dict, **program.constants}
+    specs = [s for s in program.graph_signature.input_specs if not isinstance(s.arg, ConstantArgument)]
+    for spec, value in zip(specs, tuple(model.graph.inputs), strict=True):
+        value.name = spec.target if spec.kind in _HELD else spec.arg.name  # which the copied graph may not have kept
+        if spec.kind in _HELD:
+            set_constant(model, value, tensors[spec.target])
+    RemoveUnusedNodesPass()(model)
+    RewriteRuleSet([common.fuse_batchnorm_into_conv_rule, common.fuse_batchnorm_into_gemm_rule]).apply_to_model(model)
+    return model
+
+
+def _decompositions() -> dict[Any, Any]:
+    """Those of `torch.compile`, but for what ONNX has operators of, or torchlib alone translates."""
+    aten = torch.ops.aten
+    whole = {
+        aten.linear,
+        aten.lstm,
+        aten.gru,
+        aten.fake_quantize_per_tensor_affine,
+        aten.fake_quantize_per_channel_affine,
+    }
+    return {o: f for o, f in table().items() if getattr(o, "overloadpacket", None) not in whole}
+
+
+def _graph_of(program: Any) -> Graph:
+    """The program's graph without assertions and constant arguments; results are the tensors that the user gets."""
+    signature, made, env = program.graph_signature, Graph(), dict[Node, Node]()
+    constant = {s.arg.name for s in signature.input_specs if isinstance(s.arg, ConstantArgument)}
+    for node in program.graph.nodes:
+        is_assertion = not node.users and str(node.target).startswith(("aten._assert", "aten.sym_constrain_range"))
+        if node.op != "output" and not is_assertion and node.name not in constant:
+            env[node] = made.node_copy(node, lambda a: env[a])
+            env[node].meta = dict(node.meta)
+    named = {n.name: env[n] for n in env}
+    wanted = [s.arg for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    made.output(tuple(named[a.name] for a in wanted if not isinstance(a, ConstantArgument)))
+    return made
+
+
+_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def _loaded(path: str | os.PathLike[str]) -> Any:

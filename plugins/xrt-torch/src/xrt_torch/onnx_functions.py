@@ -1,8 +1,9 @@
 """Functions of ONNX, with control flow, that translations call. Importing this module imports onnxscript."""
 
 import onnxscript
-from onnxscript import DOUBLE
+from onnxscript import DOUBLE, FLOAT
 from onnxscript.onnx_opset import opset18 as op
+from onnxscript.onnx_opset import opset20
 
 _OPSET = onnxscript.values.Opset("xrt.torch", 1)
 
@@ -20,3 +21,15 @@ def polynomial(x: DOUBLE, n: DOUBLE, a: DOUBLE, b: DOUBLE, c: DOUBLE, d: DOUBLE,
         before = op.Where(goes_on, made, before)
         made = op.Where(goes_on, following, made)
     return made
+
+
+@onnxscript.script(_OPSET, default_opset=opset20)
+def gelu(x: FLOAT) -> FLOAT:
+    """The operator, which is younger than the opset of torchlib."""
+    return opset20.Gelu(x)
+
+
+@onnxscript.script(_OPSET, default_opset=opset20)
+def gelu_tanh(x: FLOAT) -> FLOAT:
+    """With the hyperbolic tangent in the place of the error function."""
+    return opset20.Gelu(x, approximate="tanh")

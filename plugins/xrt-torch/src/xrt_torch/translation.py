@@ -52,12 +52,27 @@ def registry() -> Any:
     """Torchlib's registry. The first call imports onnxscript, which takes two seconds."""
     with _quietly():
         made = _registration.ONNXRegistry.from_torchlib()
-        made.register_op(torch.ops.aten.sort.stable, _sort_stable)
-        made.register_op(dft._opoverload, _dft)
-        made.register_op(recurrence._opoverload, _recurrence)
-        made.register_op(conv_filter_grad._opoverload, _conv_filter_grad)
-        made.register_op(torch.ops.aten._native_batch_norm_legit_no_training.default, _batch_norm)
+        for operator, function in own_translations().items():
+            made.register_op(operator, function)
         return made
+
+
+def own_translations() -> dict[Any, Any]:
+    """The translations of this package: of operators that torchlib lacks or gets wrong."""
+    return {
+        torch.ops.aten.gelu.default: _gelu,
+        torch.ops.aten.sort.stable: _sort_stable,
+        dft._opoverload: _dft,
+        recurrence._opoverload: _recurrence,
+        conv_filter_grad._opoverload: _conv_filter_grad,
+        torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    }
+
+
+def _gelu(x: Any, approximate: str = "none") -> Any:
+    from xrt_torch.onnx_functions import gelu, gelu_tanh
+
+    return gelu_tanh(x) if approximate == "tanh" else gelu(x)
 
 
 def _dft(x: Any, dim: int, inverse: bool) -> Any:
@@ -120,6 +135,13 @@ def translate(graph: torch.fx.Graph, name: str) -> ir.Model:
     """
     with _quietly():
         return _onnx_of(graph, name)
+
+
+def set_constant(model: ir.Model, value: ir.Value, tensor: torch.Tensor) -> None:
+    """Make a constant of an input."""
+    model.graph.inputs.remove(value)
+    value.const_value = _core.TorchTensor(tensor.detach(), name=value.name)
+    model.graph.register_initializer(value)
 
 
 def in_bytes(model: ir.Model) -> bytes:
