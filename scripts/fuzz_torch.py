@@ -35,7 +35,7 @@ from xrt_torch.backend import xrt as backend
 import xrt_core as xrt
 
 NAMES = {"torch": torch, "F": torch.nn.functional}
-TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of the largest element; 1e-3 for other floats
+TOLERANCE = {"bfloat16": 1e-1, "half": 2e-2, "": 1e-3}  # of the largest element, by the shortest floats of a program
 CONTROLS = ("aot_eager", "aot_eager_decomp_partition")
 MOST_ELEMENTS = 4000
 MOST_LINES = 14
@@ -212,6 +212,12 @@ class Program:
     trains: bool
     dynamic: bool
 
+    @property
+    def tolerance(self) -> float:
+        """How far results may be from eager's, relative to the largest element."""
+        types = self.text + " ".join(str(x.dtype).replace("torch.float16", "half") for x in self.inputs)
+        return next(limit for kind, limit in TOLERANCE.items() if kind in types)
+
     def function(self) -> Any:
         """The function, made anew, as TorchDynamo keeps what it compiled with the code."""
         name = f"<program {self.number}>"
@@ -339,13 +345,13 @@ class Outcome:
     kind: type
     drawn: torch.Tensor
 
-    def difference(self, other: Outcome) -> str:
+    def difference(self, other: Outcome, limit: float) -> str:
         """How the outcome of a compiled function differs from that of eager; "" where it does not."""
         if self.kind is not other.kind:
             return f"{self.kind} instead of {other.kind}"
         for what in ("results", "written", "gradients"):
             for i, (a, b) in enumerate(zip(getattr(self, what), getattr(other, what), strict=True)):
-                if wrong := _difference(a, b):
+                if wrong := _difference(a, b, limit):
                     return f"{what}[{i}]: {wrong}"
         for what in ("needs_gradient", "shared"):
             if getattr(self, what) != getattr(other, what):
@@ -353,14 +359,13 @@ class Outcome:
         return "" if torch.equal(self.drawn, other.drawn) else "another state of the random numbers"
 
 
-def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> str:
+def _difference(a: torch.Tensor | None, b: torch.Tensor | None, limit: float) -> str:
     if a is None or b is None:
         return "" if a is b else f"{'none' if a is None else 'one'}, where eager has {'none' if b is None else 'one'}"
     if a.dtype is not b.dtype or a.shape != b.shape:
         return f"{a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"
     if not a.dtype.is_floating_point:
         return "" if torch.equal(a, b) else f"{int((a != b).sum())} of {a.numel()} elements differ"
-    limit = TOLERANCE.get(a.dtype, 1e-3)
     scale = float(b.double().abs().nan_to_num(0, 0, 0).amax()) if b.numel() else 0.0
     a, b = a.double(), b.double()
     if torch.allclose(a, b, rtol=limit, atol=limit * max(scale, 1e-3), equal_nan=True):
@@ -394,7 +399,7 @@ def attempt(p: Program, expected: list[Outcome], wait: bool = False, **compilati
     try:
         compiled = torch.compile(p.function(), dynamic=True if p.dynamic else None, **compilation)
         for i, want in enumerate(expected):
-            if wrong := call(compiled, p, p.number + i).difference(want):
+            if wrong := call(compiled, p, p.number + i).difference(want, p.tolerance):
                 return f"call {i}: {wrong}"
             if wait and i == 1:
                 xrt_torch.wait(60)
@@ -437,7 +442,7 @@ def run_exported(p: Program, engine: str, counts: Counter[str]) -> str:
     try:
         expected = function(*map(_copy, p.inputs))
         torch.manual_seed(1)
-        if any(_difference(a, b) for a, b in zip(function(*map(_copy, p.inputs)), expected, strict=True)):
+        if any(_difference(a, b, 0) for a, b in zip(function(*map(_copy, p.inputs)), expected, strict=True)):
             return ""  # the numbers are random ones
         program = torch.export.export(Module(), tuple(map(_copy, p.inputs)), strict=False)
         program.run_decompositions({})  # which tells of writes that torch does not take out
@@ -454,7 +459,7 @@ def run_exported(p: Program, engine: str, counts: Counter[str]) -> str:
     except Exception as e:
         return f"{type(e).__name__}: {str(e)[:300]}"
     for i, (a, b) in enumerate(zip(found if isinstance(found, tuple) else (found,), expected, strict=True)):
-        if wrong := _difference(torch.as_tensor(a), b.detach()):
+        if wrong := _difference(torch.as_tensor(a), b.detach(), p.tolerance):
             return f"results[{i}]: {wrong}"
     return ""
 
