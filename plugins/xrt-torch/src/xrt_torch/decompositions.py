@@ -205,7 +205,11 @@ def _hypot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _ldexp(a: Tensor, b: Tensor) -> Tensor:
-    return a * torch.pow(2.0, b.to(torch.result_type(a, 1.0)))
+    """Powers of two are of the type of a float exponent."""
+    if not b.dtype.is_floating_point:
+        kind = torch.result_type(a, b)
+        b = b.to(kind if kind.is_floating_point else torch.get_default_dtype())
+    return a * torch.pow(2.0, b)
 
 
 def _dist(a: Tensor, b: Tensor, p: float = 2) -> Tensor:
@@ -298,6 +302,29 @@ def _floor_divide(a: Any, b: Any) -> Any:
     kind = torch.result_type(a, b)
     a, b = (v.to(kind) if isinstance(v, Tensor) else v for v in (a, b))
     return torch.floor_divide(a, b)
+
+
+def _mean(
+    x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """Of what is cast before, where torchlib casts the result."""
+    return NotImplemented if dtype in (None, x.dtype) else aten.mean.dim(x.to(dtype), dim, keepdim)
+
+
+def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """What is written takes the type of what it is written to."""
+    dim = dim % x.dim()
+    is_written = torch.arange(x.shape[dim], device=x.device) == (index + x.shape[dim] if index < 0 else index)
+    along = is_written.reshape([-1 if d == dim else 1 for d in range(x.dim())])
+    return torch.where(along, source.to(x.dtype).unsqueeze(dim), x)
+
+
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Any:
+    """With a number of the type of x."""
+    if not x.dim():
+        return NotImplemented
+    shape = [index.numel() if d == dim % x.dim() else n for d, n in enumerate(x.shape)]
+    return aten.index_copy(x, dim, index, value.to(x.dtype).expand(shape))
 
 
 def _leaky_relu(x: Tensor, slope: Any = 0.01) -> Any:
@@ -649,7 +676,7 @@ def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, di
     matrix = x.movedim((dim1, dim2), (-2, -1))
     rows, columns = (torch.arange(n, device=x.device) for n in matrix.shape[-2:])
     place = torch.clamp(rows + min(offset, 0), 0, src.shape[-1] - 1)
-    values = src.index_select(-1, place).unsqueeze(-1)
+    values = src.to(x.dtype).index_select(-1, place).unsqueeze(-1)
     made = torch.where(columns - rows.unsqueeze(1) == offset, values, matrix)
     return made.movedim((-2, -1), (dim1, dim2)).clone()
 
@@ -772,6 +799,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.huber_loss.default: _huber_loss,
     aten.hypot.default: _hypot,
     aten.index_reduce.default: _index_reduce,
+    aten.index_fill.int_Tensor: _index_fill,
     aten.kthvalue.default: _kth_value,
     aten.lcm.default: _lcm,
     aten.ldexp.Tensor: _ldexp,
@@ -781,6 +809,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.log_softmax.int: functools.partial(_softmax, log=True),
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean,
     aten.median.default: functools.partial(_median_of_all, ignores_nan=False),
     aten.median.dim: lambda x, dim, keepdim=False: _median(x, dim, keepdim, ignores_nan=False),
     aten.nanmedian.default: functools.partial(_median_of_all, ignores_nan=True),
@@ -811,6 +841,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.scatter_reduce.two: _scatter_reduce,
     aten.searchsorted.Scalar: _searchsorted,
     aten.searchsorted.Tensor: _searchsorted,
+    aten.select_scatter.default: _select_scatter,
     aten.signbit.default: _is_negative,
     aten.softmax.int: _softmax,
     aten.split.Tensor: _split,
