@@ -89,7 +89,7 @@ EXPRESSIONS: dict[str, tuple[int, str, str]] = {
         {x}.softmax({d}, dtype=torch.float64); {x}.sum(dtype=torch.float32); F.glu({x}, {d})
         torch.trapezoid({x}, dim={d}); {x}.diff(dim={d}); F.cosine_similarity({x}, {x}.flip({d}) + 1, {d})
         torch.median({x}, {d})[0]; {x}.logcumsumexp({d}); torch.cumulative_trapezoid({x}, dim={d})"""),
-    "write": (3, "written", """
+    "write": (3, "any", """
         {x}.add_({w}); {x}.mul_(2); {x}.copy_({w}); {x}.zero_(); {x}.fill_(3); {x}.clamp_(-1, 1); {x}[0] = 1
         {x}[..., 0] = {w}; {x}[..., -1] += 1; {x}[{x} > 0] = 0; {x}.masked_fill_({x} < 0, 2); {x}.sub_(1).mul_(0.5)
         {x}.t_(); {x}.unsqueeze_(0); {x}.relu_(); {x}.sigmoid_(); {x}[..., ::2].mul_(3); {x}.transpose(0, -1).add_(1)
@@ -198,7 +198,6 @@ ACCEPTS: dict[str, Callable[[torch.Tensor], bool]] = {
     "any": lambda x: True,
     "float": lambda x: x.is_floating_point(),
     "integer": lambda x: not x.is_floating_point() and x.dtype is not torch.bool,
-    "written": lambda x: True,
 }
 
 
@@ -297,7 +296,7 @@ class _Writer:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 exec(text if writes else f"{made} = {text}", self.scope)
-        except Exception:  # what torch refuses, before it wrote anything
+        except Exception:  # what torch refuses; a write that was begun counts for nothing: the program is run anew
             return False
         if not writes:
             if not _is_fit(self.scope[made]):
@@ -476,6 +475,8 @@ def main() -> int:
     parser.add_argument("--export", action="store_true", help="export the programs, in the place of torch.compile")
     parser.add_argument("--show", action="store_true", help="print the programs")
     args = parser.parse_args()
+    if args.export and (args.background or args.mode == "train"):
+        parser.error("--export is for inference, and compiles at once: leave out --background and --mode train")
     warnings.simplefilter("ignore")
     numbers = [int(n) for n in args.only.split(",")] if args.only else range(args.first, args.first + args.programs)
     options = {"engine": args.engine, "background": args.background}

@@ -57,20 +57,18 @@ def _translated(program: Any) -> Any:
     from onnxscript.rewriter import RewriteRuleSet
     from onnxscript.rewriter.rules import common
 
-    from xrt_torch.translation import mistrust, own_translations, set_constant, translate  # imports torch's exporter
+    from xrt_torch.translation import own_translations, set_constant, translate  # imports torch's exporter
 
     if any(n.op == "get_attr" for n in program.graph.nodes):  # a graph of its own, for a branch or the turns of a loop
         program = program.run_decompositions(own())
+        _refuse_mistranslated(program)
         return torch.onnx.export(
             program, dynamo=True, verbose=False, optimize=False, custom_translation_table=own_translations()
         ).model
     with sdpa_kernel(SDPBackend.MATH):
         program = program.run_decompositions(_decompositions())
-    graph = _graph_of(program)
-    for node in graph.nodes:
-        if node.op == "call_function" and (why := mistrust(node)):
-            raise ModelLoadError(f"{node.target} ({node.name}): {why}")
-    model = translate(graph, "program")
+    _refuse_mistranslated(program)
+    model = translate(_graph_of(program), "program")
     tensors = {**program.state_dict, **program.constants}
     specs = [s for s in program.graph_signature.input_specs if not isinstance(s.arg, ConstantArgument)]
     for spec, value in zip(specs, tuple(model.graph.inputs), strict=True):
@@ -80,6 +78,16 @@ def _translated(program: Any) -> Any:
     RemoveUnusedNodesPass()(model)
     RewriteRuleSet([common.fuse_batchnorm_into_conv_rule, common.fuse_batchnorm_into_gemm_rule]).apply_to_model(model)
     return model
+
+
+def _refuse_mistranslated(program: Any) -> None:
+    """Raise ModelLoadError for an operator that torchlib gets wrong, in a branch or a loop as well."""
+    from xrt_torch.translation import mistrust
+
+    for module in program.graph_module.modules():
+        for node in getattr(module, "graph", Graph()).nodes:
+            if node.op == "call_function" and (why := mistrust(node)):
+                raise ModelLoadError(f"{node.target} ({node.name}): {why}")
 
 
 def _decompositions() -> dict[Any, Any]:
