@@ -70,13 +70,15 @@ class _Symbolic(Struct, frozen=True):
 
 
 class _Bucket(Struct, frozen=True):
-    """A bucket. inputs: dtype and full shape of each. The others are those of `compiler.buckets.Bucket`."""
+    """A bucket. inputs: dtype and full shape of each. rows: the symbol whose rows do not mix, or "". The others are
+    those of `compiler.buckets.Bucket`."""
 
     inputs: dict[str, tuple[DtypeName, tuple[Size, ...]]]
     sizes: dict[str, Size]
     fixed: dict[str, Size]
     same: dict[str, str]
     lower: dict[str, Size]
+    rows: str = ""
 
 
 class _Info(Struct, frozen=True):
@@ -147,7 +149,7 @@ class SavedModel(Struct, frozen=True):
                 caller, arrays = bind(inputs)
                 if caller.buckets is None:
                     return  # they are off here
-                caller.buckets.restore(saved.sizes, saved.fixed, saved.same, saved.lower, arrays)
+                caller.buckets.restore(saved.sizes, saved.fixed, saved.same, saved.lower, saved.rows, arrays)
 
     def shapes(self) -> dict[str, tuple[Any, ...]] | None:
         """The shapes that the user declared for inputs, None for none."""

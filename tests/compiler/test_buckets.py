@@ -15,11 +15,13 @@ from tests.fake_engines import FakeEngine, fake_engine
 from tests.passes.varying_graphs import HIDDEN, Builder, arguments, encoder
 from xrt_core.compiler import buckets
 from xrt_core.compiler.buckets import Bucket, edges, rung
+from xrt_core.compiler.services import usable_processors
 from xrt_core.errors import OptionError
 from xrt_core.host.executor import run_graph
 from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
 from xrt_core.options.kinds import BUCKETS
+from xrt_core.passes.padding.rows import Rows
 
 
 @pytest.fixture
@@ -62,7 +64,8 @@ def waste(module: XRTModule) -> float:
     assert caller.buckets is not None
     seen = caller.buckets._seen
     served = [caller.buckets._smallest(s) for s in seen]
-    return 1 - sum(math.prod(s.values()) for s in seen) / sum(b[0].whole for b in served if b is not None)
+    spent = sum(f.bucket.spent(f.sizes) for f in served if f is not None and f.bucket is not None)
+    return 1 - sum(math.prod(s.values()) for s in seen) / spent
 
 
 def test_one_executable_serves_many_sizes(engine: FakeEngine, graph: Graph) -> None:
@@ -179,6 +182,65 @@ def test_few_buckets_at_first(engine: FakeEngine) -> None:
         assert len(engine.compiled) == count <= 13
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_that_do_not_mix(engine: FakeEngine, graph: Graph, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A bucket of as few rows as are worth a run serves calls of any number of them, by several runs."""
+    monkeypatch.setattr(Rows, "worth", lambda *given: count)
+    monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)  # none is made beside it
+    with module_of(graph) as m:
+        for b, s in ((3, 9), (5, 12), (2, 7), (8, 12), (1, 11), (7, 10)):
+            agree(m, graph, b, s)
+        assert [b.sizes for b in buckets_of(m)] == [{"b": count, "s": 12}]
+        bucket = buckets_of(m)[0]
+        assert bucket.is_shared == (usable_processors() > 1)
+        assert bucket.calls == 5
+        assert bucket.padded == sum(12 * count * -(-b // count) for b in (5, 2, 8, 1, 7))
+        text = str(m.explain(dict(zip(("x", "ids", "mask"), arguments(np.random.default_rng(0), 7, 10), strict=True))))
+        assert f"s 10 to 12, b 7 in {-(-7 // count)} runs of {count}, as rows do not mix" in text
+    assert len(engine.compiled) == 2
+
+
+def test_rows_that_mix(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay together, and so do those of sizes that the user gave, and of which a run is worth all."""
+    monkeypatch.setattr(Rows, "worth", lambda *given: 1)
+    g = Builder(np.random.default_rng(0))
+    mixed = g.graph([g.add("ReduceMean", g.x, g.ints(0, 1))])
+    with module_of(mixed) as m:
+        for b, s in ((3, 9), (5, 12), (4, 11)):
+            agree(m, mixed, b, s)
+        assert [b.sizes for b in buckets_of(m)] == [{"b": 6, "s": 12}]
+        assert any(e.name == "padding.rows" and "how many rows" in e.fields["reason"] for e in m.events)
+    g = Builder(np.random.default_rng(0))
+    apart = g.graph([g.add("Relu", g.x)])
+    with module_of(apart, {"s": 16, "b": 8}) as m:
+        agree(m, apart, 5, 9)
+        assert buckets_of(m)[0].sizes == {"b": 8, "s": 16}
+    with module_of(apart, threads=1) as m:
+        for b, s in ((3, 9), (5, 12)):
+            agree(m, apart, b, s)
+        assert buckets_of(m)[0].sizes == {"b": 1, "s": 12}
+        assert not buckets_of(m)[0].is_shared
+    monkeypatch.undo()
+    with module_of(apart) as m:
+        for b, s in ((3, 9), (5, 12), (4, 11)):
+            agree(m, apart, b, s)
+        assert [b.sizes for b in buckets_of(m)] == [{"b": 6, "s": 12}]
+
+
+def test_few_buckets_where_rows_do_not_mix(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of any number of rows and lengths waste little, by no more buckets than else."""
+    monkeypatch.setattr(Rows, "worth", lambda self, sizes: max(1, 32 // sizes["s"]))
+    g = Builder(np.random.default_rng(0))
+    graph = g.graph([g.add("ReduceMean", g.x, g.ints(1))])
+    rng = np.random.default_rng(1)
+    with module_of(graph) as m:
+        for _ in range(60):
+            agree(m, graph, int(rng.integers(1, 9)), int(rng.integers(3, 60)))
+            settle()
+        assert waste(m) < 0.2
+        assert len(engine.compiled) <= 12
+
+
 def test_wrong_bucket_is_retired(engine: FakeEngine, graph: Graph) -> None:
     """A bucket whose executable differs from the host at one of its edges is found and not used any more."""
     with module_of(graph, {"s": 8, "b": 2}, guard=True, guard_async=False, guard_sandbox=False, guard_tune=False) as m:
@@ -248,6 +310,7 @@ def test_sizes_of_buckets() -> None:
     assert [rung(n) for n in (1, 2, 3, 5, 7, 9, 13, 100, 129, 193)] == [1, 2, 3, 6, 8, 12, 16, 128, 192, 256]
     assert edges({"s": 12}, {"s": 8}) == [{"s": 12}, {"s": 11}, {"s": 9}]
     assert edges({"s": 1}, {}) == [{"s": 1}] * 3
+    assert edges({"b": 2, "s": 8}, {"s": 4}, "b") == [{"b": 3, "s": 8}, {"b": 1, "s": 7}, {"b": 1, "s": 5}]
 
 
 def test_option() -> None:

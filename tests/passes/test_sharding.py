@@ -66,6 +66,27 @@ CASES = [
     (made("MaxPool", floats(2, 4, 6, 6), kernel_shape=(2, 2)), 1.0),
     (made("SoftmaxCrossEntropyLoss", floats(4, 6), np.arange(4), reduction="mean"), 0.5),
     (made("SoftmaxCrossEntropyLoss", floats(4, 6), np.arange(4), reduction="none"), 1.0),
+    (made("Softmax", floats(4, 6, 8), axis=1), 1.0),
+    (made("Hardmax", floats(4, 6, 8), axis=0), 1.0),
+    (made("LpNormalization", floats(4, 6), axis=1), 1.0),
+    (made("ArgMax", floats(4, 6, 8), axis=1, keepdims=0), 1.0),
+    (made("ArgMin", floats(4, 6, 8), axis=0, keepdims=1), 1.0),
+    (made("CumSum", floats(4, 6), np.array(0)), 1.0),
+    (made("Slice", floats(4, 6, 8), *map(np.array, ([-1, 1, 0], [-9, 5, 8], [0, 1, 2], [-1, 1, 1]))), 1.0),
+    (made("Pad", floats(4, 6, 8), np.array([1, 0, -1, 0]), np.float32(0), np.array([0, 2])), 1.0),
+    (made("Split", floats(4, 6), np.array([2, 4]), axis=1, outputs=2), 1.0),
+    (made("Einsum", floats(2, 4, 6), floats(2, 6, 8), equation="bij,bjk->bik"), 1.0),
+    (made("Einsum", floats(4, 6), floats(6), equation="ij,j->ij"), 1.0),
+    (made("BatchNormalization", floats(2, 4, 6), *[np.abs(floats(4)) for _ in range(4)]), 1.0),
+    (made("InstanceNormalization", floats(2, 4, 6), floats(4), floats(4)), 1.0),
+    (made("GroupNormalization", floats(2, 4, 6), floats(4), floats(4), num_groups=2), 1.0),
+    (made("LRN", floats(2, 4, 6, 6), size=3), 1.0),
+    (made("ConvTranspose", floats(2, 4, 6), floats(4, 2, 3)), 1.0),
+    (made("DepthToSpace", floats(2, 8, 3, 3), blocksize=2), 1.0),
+    (made("SpaceToDepth", floats(2, 2, 4, 4), blocksize=2), 1.0),
+    (made("LSTM", floats(3, 4, 5), floats(1, 24, 5), floats(1, 24, 6), floats(1, 48), np.array([1, 2, 3, 2], np.int32),
+          floats(1, 4, 6), floats(1, 4, 6), hidden_size=6, outputs=3), 1.0),
+    (made("GRU", floats(3, 4, 5), floats(1, 18, 5), floats(1, 18, 6), hidden_size=6, outputs=2), 1.0),
 ]
 
 
@@ -86,7 +107,7 @@ def whole(results: Sequence[np.ndarray], sbp: Sbp) -> np.ndarray:
 def test_rules_hold_on_two_devices(node: Node, scale: float) -> None:
     """In each way that a rule gives, devices with their parts compute what one computes with the whole."""
     arrays = [v.data for v in node.inputs if v is not None and v.data is not None]
-    want = np.asarray(run_node(node, arrays)[0])
+    wanted = list(map(np.asarray, run_node(node, arrays)))
     found, why = ways(node)
     assert not why
     tried = 0
@@ -96,11 +117,11 @@ def test_rules_hold_on_two_devices(node: Node, scale: float) -> None:
             continue
         own = {n: v // 2 if way.units and n.endswith("num_heads") else v for n, v in node.attributes.items()}
         held = zip(*(parts(a, s) for a, s in zip(arrays, way.inputs, strict=True)), strict=True)
-        results = [np.asarray(run_node(made(node.op_type, *a, **own), list(a))[0]) for a in held]
-        factor = scale if way.outputs[0].reduce == "sum" else 1.0
-        np.testing.assert_allclose(
-            whole(results, way.outputs[0]) * factor, want, rtol=1e-4, atol=1e-5, err_msg=str(way)
-        )
+        results = [run_node(made(node.op_type, *a, outputs=len(wanted), **own), list(a)) for a in held]
+        for k, (want, sbp) in enumerate(zip(wanted, way.outputs, strict=True)):
+            factor = scale if sbp.reduce == "sum" else 1.0
+            got = whole([np.asarray(r[k]) for r in results], sbp)
+            np.testing.assert_allclose(got * factor, want, rtol=1e-4, atol=1e-5, err_msg=f"{k}: {way}")
         tried += 1
     assert tried
 
@@ -215,10 +236,10 @@ def test_nothing_is_converted_where_nothing_is_asked() -> None:
 
 def test_an_operator_without_a_rule_is_whole_on_each_device() -> None:
     """Its input is gathered, and the report has the reason."""
-    _, report = shard_graph(graph_of("Hardmax"), Mesh({"data": 4}), {"x": "data:S(0)"})
+    _, report = shard_graph(graph_of("Trilu"), Mesh({"data": 4}), {"x": "data:S(0)"})
     assert [c.kind for c in report.collectives] == ["slice", "all-gather"]
     assert report.collectives[1].bytes == 8 * 4 * 4 * 3 // 4
-    assert report.replicated == {"only": "no rule splits Hardmax"}
+    assert report.replicated == {"only": "no rule splits Trilu"}
 
 
 def test_texts() -> None:

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from xrt_core.runtime import scheduler
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 from xrt_core.runtime.recording import Span, Timeline
-from xrt_core.runtime.scheduler import independent_lanes
+from xrt_core.runtime.scheduler import independent_lanes, shared
 
 pytestmark = pytest.mark.tiny_clusters  # launches run beside each other
 
@@ -640,3 +641,50 @@ def test_the_time_in_which_lanes_overlap() -> None:
     assert line((0, 2), (1, 4)).overlap == 1
     assert line((0, 6), (1, 3), (2, 5)).overlap == 4
     assert line().overlap == 0
+
+
+def test_shared_calls() -> None:
+    """Two threads take the calls in turns; results are in order. Who comes meanwhile computes alone."""
+    meet = threading.Barrier(2, timeout=30)
+    threads = set()
+
+    def together(i: int) -> int:
+        meet.wait()
+        threads.add(threading.get_ident())
+        assert shared([partial(square, k) for k in range(3)]) == [0, 1, 4]  # beside the two that there are
+        return i
+
+    def square(i: int) -> int:
+        threads.add(threading.get_ident())
+        return i * i
+
+    assert shared([partial(together, i) for i in range(6)]) == list(range(6))
+    assert len(threads) == 2
+    assert threading.get_ident() in threads
+    assert shared([]) == []
+    assert shared([lambda: 7]) == [7]
+
+
+def test_shared_calls_that_fail() -> None:
+    """The first error is raised when nothing runs any more, calls that have not started are left out, and the next
+    ones have both threads again."""
+    started: list[int] = []
+    running = threading.Event()
+
+    def call(i: int) -> int:
+        started.append(i)
+        if i == 0:
+            assert running.wait(30)
+            raise ValueError("first")
+        if i == 1:
+            running.set()
+            started.append(-1)
+            raise KeyError("second")
+        return i
+
+    with pytest.raises(ValueError, match="first"):
+        shared([partial(call, i) for i in range(9)])
+    assert -1 in started
+    assert not {2, 3, 4, 5, 6, 7, 8} & set(started)
+    meet = threading.Barrier(2, timeout=30)
+    assert shared([lambda: meet.wait() >= 0, lambda: meet.wait() >= 0]) == [True, True]

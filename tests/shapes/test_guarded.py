@@ -24,7 +24,7 @@ from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions
 from xrt_core.events import EventLog
 from xrt_core.frontends.onnx_import import import_model
-from xrt_core.guard import composite, worker_pool
+from xrt_core.guard import background, composite, worker_pool
 from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.composite import CompositeBuilder, lighter_sizes
 from xrt_core.ir.graph import Support
@@ -370,6 +370,20 @@ def test_an_exact_build_is_dropped_for_a_bucket() -> None:
     np.testing.assert_allclose(run(m, rows(7)), run(module(graph, "host"), rows(7)), rtol=1e-5)
     assert "padded: n 7 to 8" in str(m.explain(rows(7)))
     assert tested.FirstWaits.compilations == 2
+
+
+@pytest.mark.usefixtures("pool")
+def test_an_exact_build_is_not_begun_where_sizes_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second size before the plan of the first is there: a bucket is made for both, and nothing else."""
+    monkeypatch.setattr(background, "_DELAY", 0.3)
+    m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
+    m.run(rows(7))
+    m.run(rows(8))
+    tested.FirstWaits.may.set()
+    assert m.wait(10)
+    assert eventually(lambda: "padded: n 7 to 8" in str(m.explain(rows(7))))
+    host_run(m, 7)
+    assert tested.FirstWaits.compilations == 1
 
 
 def host_run(m: xrt.XRTModule, n: int) -> None:

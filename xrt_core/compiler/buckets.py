@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +30,8 @@ from xrt_core.ir.symbols import Declared, Expr, expression
 from xrt_core.ir.types import Dim, TensorType
 from xrt_core.options.guard_settings import retry_time
 from xrt_core.passes.padding import PaddedGraph, PaddingRefused, pad_graph
+from xrt_core.passes.padding.rows import Rows, divided
+from xrt_core.runtime.scheduler import shared
 
 if TYPE_CHECKING:
     from xrt_core.guard.background import Plannable
@@ -42,6 +45,8 @@ FINAL_WASTE: Final = 0.25
 """The share of padding, of all sizes that were seen, from which no further bucket is made."""
 GAIN: Final = 0.5
 """The padding, of all sizes that were seen, that a further bucket must save, as a share of the largest."""
+ROWS_GAIN: Final = 0.25
+"""The same where rows do not mix: calls of any number of them share it, so that fewer buckets are there to choose."""
 MOST_WASTE: Final = 0.9
 """The share of padding from which a call gets a bucket of about its own size, whatever that costs."""
 LOOKED_AT: Final = 64
@@ -62,6 +67,13 @@ MAX_BOUND: Final = 1024
 """Signatures whose padded calls stay bound; the oldest goes first."""
 
 
+ROWS: Final = 4
+"""Rows by which it is found out whether they mix."""
+
+_Form = tuple[PaddedGraph, Rows | None, int]
+"""A padded form; how its rows lie where they do not mix, and how many of them it has."""
+
+
 class Runs(Protocol):
     """What compiles and runs a padded graph: `compiler.models.CompiledGraph`."""
 
@@ -75,6 +87,11 @@ class Runs(Protocol):
     @property
     def is_pending(self) -> bool:
         """Whether executables of it are being built."""
+        ...
+
+    @property
+    def runs_beside_itself(self) -> bool:
+        """Whether two calls at once take less time than one after the other."""
         ...
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
@@ -95,10 +112,12 @@ class Bucket:
     """One padded form and what runs it.
 
     fixed: symbols whose size is part of it. same: symbol -> the symbol of the form that stands for it. failed: why it
-    is not used any more, "" while it is. calls: so far; valid: the sum of their volumes. sample: arguments of a call at
-    its full size, until it was compared with the host at its edges; checked: whether that was. seconds: that a call
-    takes, the least that was seen; 0.0 before the first. begun: when it was begun, in seconds; None once its
-    executables were there. used: when last, in seconds.
+    is not used any more, "" while it is. calls: so far; valid: the sum of their volumes, and padded: of what was
+    computed for them. sample: arguments of a call at its full size, until it was compared with the host at its edges;
+    checked: whether that was. seconds: that a run takes, the least that was seen; 0.0 before the first. begun: when it
+    was begun, in seconds; None once its executables were there. used: when last, in seconds. rows: how rows lie where
+    they do not mix, of which the form has `of_rows`: calls of any number take as many runs as they need, on two threads
+    where `is_shared`.
     """
 
     form: PaddedGraph
@@ -109,16 +128,20 @@ class Bucket:
     failed: str = ""
     calls: int = 0
     valid: int = 0
+    padded: int = 0
     sample: Sequence[np.ndarray] = ()
     checked: bool = False
     seconds: float = 0.0
     check: _Check | None = None
     begun: float | None = None
     used: float = field(default_factory=time.monotonic)
+    rows: Rows | None = None
+    of_rows: int = 1
+    is_shared: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def sizes_for(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The sizes of the form's symbols for those of all symbols; None where the bucket does not serve them."""
+        """The sizes of its symbols for those of all symbols; None where the bucket does not serve them."""
         found: dict[str, int] = {}
         for name, n in sizes.items():
             if name in self.fixed:
@@ -129,8 +152,38 @@ class Bucket:
         return found if self.form.why_not(found) is None else None
 
     def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """The shapes of the graph's inputs for sizes of the form's symbols."""
-        return [tuple(math.prod(f.evaluate(sizes) for f in axis) for axis in axes) for axes in self.form.inputs]
+        """The shapes of the graph's inputs for sizes of its symbols."""
+        found = [tuple(math.prod(f.evaluate(sizes) for f in axis) for axis in axes) for axes in self.form.inputs]
+        if self.rows is None:
+            return found
+        n = sizes[self.rows.symbol]
+        return [
+            s if a is None else (*s[:a], n, *s[a + 1 :]) for s, a in zip(found, self.rows.inputs, strict=True)
+        ]  # fmt: skip
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those of its symbols, at which it is full."""
+        return dict(self.form.buckets) if self.rows is None else {self.rows.symbol: self.of_rows, **self.form.buckets}
+
+    def runs(self, sizes: Mapping[str, int]) -> int:
+        """How many runs a call of these sizes of its symbols takes."""
+        return 1 if self.rows is None else -(-sizes[self.rows.symbol] // self.of_rows)
+
+    def run(self, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> list[np.ndarray]:
+        """The graph's results, by as many runs as these arguments take."""
+        starts = range(0, self.runs(sizes) * self.of_rows, self.of_rows)
+        calls = [partial(self._run, arrays, sizes, start) for start in starts]
+        parts = shared(calls) if self.is_shared else [call() for call in calls]
+        return parts[0] if self.rows is None else self.rows.joined(parts, sizes[self.rows.symbol], self.of_rows)
+
+    def _run(self, arrays: Sequence[np.ndarray], sizes: Mapping[str, int], start: int) -> list[np.ndarray]:
+        return self.form.cut([np.asarray(r) for r in self.inner(self.arguments(arrays, sizes, start))], sizes)
+
+    def arguments(self, arrays: Sequence[np.ndarray], sizes: Mapping[str, int], start: int = 0) -> list[np.ndarray]:
+        """The form's arguments for these of the graph; of rows that do not mix, from `start` on."""
+        part = arrays if self.rows is None else self.rows.part(arrays, start, self.of_rows)
+        return self.form.pad(part, sizes)
 
     @property
     def family(self) -> Hashable:
@@ -144,7 +197,11 @@ class Bucket:
     @property
     def volume(self) -> int:
         """The product of its sizes."""
-        return math.prod(self.form.buckets.values())
+        return math.prod(self.sizes.values())
+
+    def spent(self, sizes: Mapping[str, int]) -> int:
+        """The elements that a call of these sizes takes, with padding."""
+        return self.runs(sizes) * self.volume
 
     @property
     def whole(self) -> int:
@@ -152,7 +209,7 @@ class Bucket:
         return self.volume * math.prod(self.fixed.values())
 
     def __str__(self) -> str:
-        return " x ".join(f"{s} {n}" for s, n in self.form.buckets.items())
+        return " x ".join(f"{s} {n}" for s, n in self.sizes.items())
 
 
 class Found(NamedTuple):
@@ -165,7 +222,8 @@ class Found(NamedTuple):
 class _Wanted(NamedTuple):
     """A bucket that is to be made. sizes: of its symbols; the later ones where the model ends before the first. fixed,
     same: as of `Bucket`. own: the sizes of the call that wants it, of the bucket's symbols. beside: whether another
-    serves that call. key: what is noted where there is none to be had."""
+    serves that call. key: what is noted where there is none to be had. small: what takes the place of the first sizes
+    where the call in these would be next to nothing but padding; None where nothing does."""
 
     sizes: Sequence[Mapping[str, int]]
     fixed: Mapping[str, int]
@@ -173,6 +231,7 @@ class _Wanted(NamedTuple):
     own: Mapping[str, int]
     beside: bool
     key: Hashable
+    small: Mapping[str, int] | None = None
 
     @property
     def family(self) -> Hashable:
@@ -187,7 +246,8 @@ class Buckets:
     host, for the check of a new bucket; None where results are not verified. declared: the shapes that the user
     declared. beside: whether a bucket may be made although a larger one serves. begin: prepares what it is given on
     another thread, soon; None: what a call needs is made in that call. on_ready: called when calls may use another
-    bucket. fits: whether these may be in memory together; the bucket used longest ago goes first.
+    bucket; on_begin: when the first one is begun beside the host. fits: whether these may be in memory together; the
+    bucket used longest ago goes first.
 
     Raises OptionError where the option names a symbol that no input of the graph has.
     """
@@ -203,6 +263,7 @@ class Buckets:
         beside: bool = True,
         begin: Callable[[Plannable], object] | None = None,
         on_ready: Callable[[], object] = lambda: None,
+        on_begin: Callable[[], object] = lambda: None,
         fits: Callable[[Sequence[Runs]], bool] = lambda inner: True,
     ) -> None:
         self.name = graph.name or "graph"
@@ -210,13 +271,16 @@ class Buckets:
         self._explicit = dict(choice) if not isinstance(choice, str) else None
         self._declared = _declared(graph, declared)
         self._symbols = {} if self._declared is None else _symbols(self._declared)
-        self._beside, self._begin, self._on_ready, self._fits = beside, begin, on_ready, fits
+        self._beside, self._begin, self._fits = beside, begin, fits
+        self._on_ready, self._on_begin = on_ready, on_begin
         self._lock = threading.RLock()
         self._in_call = threading.Lock()  # held while a bucket is made in a call
         self._making: _Making | None = None  # on another thread
         self._attempts, self._due = 0, 0.0
         self._seen: list[dict[str, int]] = []
         self._refused: dict[Hashable, str] = {}
+        self._rows: dict[Hashable, Rows | None] = {}  # by family, once they were looked for
+        self._most = 0  # elements that a call took
         self._none: set[Hashable] = set()  # sizes for which there is no bucket to be had
         self._bound: dict[Hashable, None] = {}
         self._wasted = 0.0  # seconds of calls, by their share of padding, since a bucket was made
@@ -279,20 +343,25 @@ class Buckets:
             threading.Thread(target=made.prepare, name="xrt-bucket").start()
         else:
             self._begin(made)
+            if not self.buckets:
+                self._on_begin()
 
     def make(self, wanted: _Wanted, arrays: Sequence[np.ndarray]) -> Found | None:
         """Make a bucket, with its executables or the beginning of their builds. None where there is none to be had."""
         begun = time.monotonic()
-        form = self._padded(wanted)
-        if form is None:
+        found = self._padded(wanted)
+        if found is None:
             return None
+        form, rows, of_rows = found
         lower = {
             s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
             for s, n in form.buckets.items()
         }
-        bucket = Bucket(form, self._compile(form.graph), wanted.fixed, wanted.same, lower, begun=begun)
-        bucket.sample = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(form.buckets), strict=True)]
-        bucket.inner.build(form.pad(bucket.sample, form.buckets))
+        inner = self._compile(form.graph)
+        bucket = Bucket(form, inner, wanted.fixed, wanted.same, lower, begun=begun, rows=rows, of_rows=of_rows)
+        bucket.sample = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(bucket.sizes), strict=True)]
+        inner.build(bucket.arguments(bucket.sample, bucket.sizes))
+        bucket.is_shared = inner.runs_beside_itself
         with self._lock:
             self._keep(bucket)
         seconds = time.monotonic() - begun
@@ -305,24 +374,63 @@ class Buckets:
             self.became_live(bucket.inner)
         return Found(bucket, wanted.own)
 
-    def _padded(self, wanted: _Wanted) -> PaddedGraph | None:
+    def _padded(self, wanted: _Wanted) -> _Form | None:
         """The padded form of a bucket; None, which is noted, where there is none that serves what it is wanted for."""
         reason: str | None = None
+        first, *rest = wanted.sizes
         shapes = _shapes(self._declared, wanted.fixed, wanted.same)
-        for sizes in wanted.sizes:
+        rows = self._known_rows(wanted.family, shapes, first)
+        if wanted.small is not None and math.prod(wanted.own.values()) < (1 - HULL_WASTE) * _spent(
+            first, wanted.own, rows
+        ):
+            first = wanted.small
+        for sizes in (first, *rest):
             try:
-                form = pad_graph(self._graph, shapes, sizes)
+                found = self._form(wanted.family, shapes, sizes)
             except PaddingRefused as e:
                 reason = str(e)
                 continue
+            form, rows, of_rows = found
+            made = dict(form.buckets) if rows is None else {rows.symbol: of_rows, **form.buckets}
             reason = None if wanted.beside else form.why_not(wanted.own)
-            if any(b.family == wanted.family and b.form.buckets == form.buckets for b in self.buckets):
+            if any(b.family == wanted.family and b.sizes == made for b in self.buckets):
                 reason = "there is such a bucket"
             if reason is None:
-                return form
+                return found
             break
         assert reason is not None
         self.give_up(wanted, reason, logging.INFO)
+        return None
+
+    def _form(self, family: Hashable, shapes: Sequence[tuple[Dim, ...] | None], sizes: Mapping[str, int]) -> _Form:
+        """The padded form for these sizes, of fewer rows where they do not mix. Raises PaddingRefused."""
+        known = self._known_rows(family, shapes, sizes)
+        if known is not None and known.worth(sizes) < sizes[known.symbol]:
+            count = known.worth(sizes)
+            others = {s: n for s, n in sizes.items() if s != known.symbol}
+            try:
+                form, rows = divided(self._graph, shapes, others, known.symbol, count)
+            except PaddingRefused:  # of this number of rows
+                self._rows[family] = None
+            else:
+                return form, rows, count
+        return pad_graph(self._graph, shapes, sizes), None, 1
+
+    def _known_rows(
+        self, family: Hashable, shapes: Sequence[tuple[Dim, ...] | None], sizes: Mapping[str, int]
+    ) -> Rows | None:
+        """How rows lie in a family, where they do not mix."""
+        if family not in self._rows:
+            self._rows[family] = self._proven_rows(shapes, sizes)
+        return self._rows[family]
+
+    def _proven_rows(self, shapes: Sequence[tuple[Dim, ...] | None], sizes: Mapping[str, int]) -> Rows | None:
+        """How rows lie, along the first symbol that counts rows which do not mix."""
+        for symbol in sizes if self._explicit is None else ():
+            try:
+                return divided(self._graph, shapes, {s: n for s, n in sizes.items() if s != symbol}, symbol, ROWS)[1]
+            except PaddingRefused as e:
+                self._events.emit("padding.rows", model=self._graph.name, symbol=symbol, reason=str(e))
         return None
 
     def give_up(self, wanted: _Wanted, reason: str, level: int) -> None:
@@ -417,7 +525,7 @@ class Buckets:
         if self._begin is None or self._host_least == math.inf:
             return False
         elements = math.prod(bucket.fixed.values()) * math.prod(sizes[s] for s in bucket.same.values())
-        return bucket.seconds > max(self._host_least, self._host_pace * elements)
+        return bucket.runs(sizes) * bucket.seconds > max(self._host_least, self._host_pace * elements)
 
     def took_host(self, sizes: Mapping[str, int], seconds: float) -> None:
         """Note what the host took for a call of these sizes of all symbols."""
@@ -439,23 +547,34 @@ class Buckets:
 
     def covers(self, parts: Sequence[Any]) -> bool:
         """Whether a bucket that engines run serves a signature: (dtype, shape) of each argument."""
-        if self._declared is None or not all(type(p) is tuple for p in parts):
-            return False
-        sizes = self._declared.admits([tuple(s) for _, s in parts])
-        if sizes is None or sizes.keys() != self._symbols.keys():
+        sizes = self._sizes_of(parts)
+        if sizes is None:
             return False
         served = (b for b in self.buckets if not b.failed and self._serves(b) and b.inner.is_live)
         return any(b.sizes_for(sizes) is not None for b in served)
 
+    def will_cover(self, parts: Sequence[Any]) -> bool:
+        """Whether a signature is one of those for which the first bucket is being made."""
+        sizes, making = self._sizes_of(parts), self._making
+        return sizes is not None and making is not None and making.will_serve(sizes)
+
+    def _sizes_of(self, parts: Sequence[Any]) -> dict[str, int] | None:
+        if self._declared is None or not all(type(p) is tuple for p in parts):
+            return None
+        sizes = self._declared.admits([tuple(s) for _, s in parts])
+        return None if sizes is None or sizes.keys() != self._symbols.keys() else sizes
+
     def saved(self) -> list[dict[str, Any]]:
-        """The buckets in use as plain data, for `restore`: of each the sizes, what is fixed, and its inputs' shapes."""
+        """The buckets in use as plain data, for `restore`: of each the sizes, what is fixed, the symbol whose rows do
+        not mix, and its inputs' shapes."""
         return [
             {
-                "sizes": dict(b.form.buckets),
+                "sizes": b.sizes,
+                "rows": "" if b.rows is None else b.rows.symbol,
                 "fixed": dict(b.fixed),
                 "same": dict(b.same),
                 "lower": dict(b.lower),
-                "shapes": [list(s) for s in b.shapes(b.form.buckets)],
+                "shapes": [list(s) for s in b.shapes(b.sizes)],
             }
             for b in self.buckets
             if not b.failed
@@ -467,6 +586,7 @@ class Buckets:
         fixed: Mapping[str, int],
         same: Mapping[str, str],
         lower: Mapping[str, int],
+        rows: str,
         arrays: Sequence[np.ndarray],
     ) -> None:
         """Make a bucket that `saved` told, and plan it. arrays: of its full size.
@@ -475,12 +595,21 @@ class Buckets:
         """
         if set(fixed) | set(same) != set(self._symbols) or set(fixed) & set(same):
             raise ValueError("the symbols of a bucket are not those of the graph")
-        form = pad_graph(self._graph, _shapes(self._declared, fixed, same), sizes)
-        made = Bucket(form, self._compile(form.graph), dict(fixed), dict(same), dict(lower))
+        shapes = _shapes(self._declared, fixed, same)
+        if rows:
+            others = {s: n for s, n in sizes.items() if s != rows}
+            form, proven = divided(self._graph, shapes, others, rows, sizes[rows])
+            made = Bucket(form, self._compile(form.graph), dict(fixed), dict(same), dict(lower), rows=proven)
+            made.of_rows = sizes[rows]
+            self._rows[made.family] = proven
+        else:
+            form = pad_graph(self._graph, shapes, sizes)
+            made = Bucket(form, self._compile(form.graph), dict(fixed), dict(same), dict(lower))
         for at in (sizes, {**sizes, **dict.fromkeys(sizes, 1)}):  # what varied before
             self._seen.append({**fixed, **{s: at[t] for s, t in same.items()}})
         self.buckets.append(made)
-        made.inner.build(form.pad(arrays, sizes))
+        made.inner.build(made.arguments(arrays, sizes))
+        made.is_shared = made.inner.runs_beside_itself
 
     def keep(self, key: Hashable) -> Hashable | None:
         """Note a bound call; returns the key of one that is to be forgotten, or None."""
@@ -494,15 +623,16 @@ class Buckets:
 
     def run(self, bucket: Bucket, sizes: Mapping[str, int], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The results of the graph through a bucket."""
-        form = bucket.form
         start = time.perf_counter()
-        results = form.cut([np.asarray(r) for r in bucket.inner(form.pad(arrays, sizes))], sizes)
-        volume, seconds = math.prod(sizes.values()), time.perf_counter() - start
-        self._wasted += seconds * (1 - volume / bucket.volume)
-        bucket.took(seconds)
+        results = bucket.run(arrays, sizes)
+        volume, spent, seconds = math.prod(sizes.values()), bucket.spent(sizes), time.perf_counter() - start
+        self._wasted += seconds * (1 - volume / spent)
+        self._most = max(self._most, spent)
+        bucket.took(seconds / bucket.runs(sizes))
         bucket.used = time.monotonic()
         bucket.calls += 1  # without a lock: statistics
         bucket.valid += volume
+        bucket.padded += spent
         if self._reference is not None and not bucket.checked and bucket.check is None and bucket.inner.is_live:
             bucket.sample = bucket.sample or [a.copy() for a in arrays]
             bucket.check = _Check(self, bucket)
@@ -517,14 +647,16 @@ class Buckets:
         bucket, sizes = found
         if bucket is None:
             return "not padded yet: a bucket is being made, the host answers"
-        padded = (
-            ", ".join(f"{s} {sizes[s]} to {n}" for s, n in bucket.form.buckets.items() if sizes[s] != n) or "nothing"
-        )
+        padded = [f"{s} {sizes[s]} to {n}" for s, n in bucket.form.buckets.items() if sizes[s] != n]
+        runs = bucket.runs(sizes)
+        if bucket.rows is not None and (runs > 1 or bucket.of_rows != sizes[bucket.rows.symbol]):
+            name, n = bucket.rows.symbol, bucket.of_rows
+            padded.append(f"{name} {sizes[name]} in {runs} run{'s' * (runs > 1)} of {n}, as rows do not mix")
         masks = ", ".join(f"{op} x{n}" for op, n in bucket.form.masks.items()) or "none"
-        waste = 1 - math.prod(sizes.values()) / bucket.volume
-        lines = [f"padded: {padded} ({waste:.0%} of it padding); masked before: {masks}"]
+        waste = 1 - math.prod(sizes.values()) / bucket.spent(sizes)
+        lines = [f"padded: {', '.join(padded) or 'nothing'} ({waste:.0%} of it padding); masked before: {masks}"]
         for b in self.buckets:
-            share = f", {1 - b.valid / (b.calls * b.volume):.0%} padding" if b.calls else ""
+            share = f", {1 - b.valid / b.padded:.0%} padding" if b.calls else ""
             lines.append(f"bucket {b}: {b.calls} calls{share}{'; not used: ' + b.failed if b.failed else ''}")
         return "\n".join(lines)
 
@@ -543,23 +675,24 @@ class Buckets:
             for b in self.buckets
             if not b.failed and (not live or self._serves(b)) and (s := b.sizes_for(sizes)) is not None
         ]
-        return min(served, key=lambda f: f.bucket.whole if f.bucket else 0, default=None)
+        return min(served, key=_elements, default=None)
 
     def _good(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         if self._explicit is not None:
             return all(bucket.form.buckets[s] <= _rounded(n, self._explicit.get(s)) for s, n in sizes.items())
-        waste = bucket.volume - math.prod(sizes.values())
-        if waste <= LITTLE * max(b.volume for b in self.buckets):
+        spent = bucket.spent(sizes)
+        waste = spent - math.prod(sizes.values())
+        if waste <= LITTLE * max(self._most, *(b.volume for b in self.buckets)):
             return True
-        return waste / bucket.volume <= FINAL_WASTE
+        return waste / spent <= FINAL_WASTE
 
     def _is_lost(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         """Whether a call in this bucket is next to nothing but padding."""
-        return self._explicit is None and math.prod(sizes.values()) < (1 - MOST_WASTE) * bucket.volume
+        return self._explicit is None and math.prod(sizes.values()) < (1 - MOST_WASTE) * bucket.spent(sizes)
 
     def _own(self, bucket: Bucket, sizes: Mapping[str, int]) -> dict[str, int]:
         """The sizes of a bucket for a call that is lost in this one."""
-        return {s: min(rung(n), bucket.form.buckets[s]) for s, n in sizes.items()}
+        return {s: min(rung(n), bucket.sizes[s]) for s, n in sizes.items()}
 
     @property
     def _is_free(self) -> bool:
@@ -584,7 +717,7 @@ class Buckets:
             return None
         scale = math.prod(fixed.values())
         found = [
-            ([next(n for s, n in seen.items() if same.get(s) == t) for t in symbols], served.bucket.whole)
+            ([next(n for s, n in seen.items() if same.get(s) == t) for t in symbols], _elements(served)[0])
             for seen in self._seen[-LOOKED_AT:]
             if all(seen[s] == n for s, n in fixed.items())
             and (served := self._smallest(seen)) is not None
@@ -598,13 +731,32 @@ class Buckets:
             return None
         steps = np.unique([[fine(int(n)) for n in r] for r in rows], axis=0)
         candidates = np.unique(np.maximum(steps[:, None], steps[None]).reshape(-1, len(symbols)), axis=0)
-        volumes = candidates.prod(1) * scale
-        holds = (rows[None] <= candidates[:, None]).all(-1)
-        gains = (np.maximum(now[None] - volumes[:, None], 0) * holds).sum(1)
+        family = _family(fixed, same)
+        largest, elements = self._elements(family, symbols, candidates, rows)
+        holds = (rows[None] <= largest[:, None]).all(-1)
+        gains = (np.maximum(now[None] - elements * scale, 0) * holds).sum(1)
         best = int(gains.argmax())
-        if gains[best] <= (GAIN if is_first else LITTLE) * max(b.whole for b in self.buckets):
+        least = LITTLE if not is_first else GAIN if self._rows.get(family) is None else ROWS_GAIN
+        if gains[best] <= least * max(now.max(), *(b.whole for b in self.buckets)):
             return None
         return {s: int(n) for s, n in zip(symbols, candidates[best], strict=True)}
+
+    def _elements(
+        self, family: Hashable, symbols: Sequence[str], candidates: np.ndarray, seen: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The largest sizes that buckets of these sizes serve, and the elements that each computes for each of those
+        that were seen: where rows do not mix a bucket has no more of them than a run is worth."""
+        known = self._rows.get(family)
+        if known is None or known.symbol not in symbols:
+            return candidates, np.broadcast_to(candidates.prod(1)[:, None], (len(candidates), len(seen)))
+        at = list(symbols).index(known.symbol)
+        worth = np.array([known.worth(dict(zip(symbols, map(int, c), strict=True))) for c in candidates])
+        is_divided = worth < candidates[:, at]
+        largest, full = candidates.copy(), candidates.copy()
+        largest[is_divided, at] = np.iinfo(largest.dtype).max
+        full[is_divided, at] = worth[is_divided]
+        runs = -(-seen[None, :, at] // full[:, None, at])
+        return largest, full.prod(1)[:, None] * runs
 
     def _choice(self, sizes: Mapping[str, int], found: Found | None) -> _Wanted | None:
         """The bucket that is worth making at a call of these sizes, which `found` answers; None for none."""
@@ -637,10 +789,10 @@ class Buckets:
                     hull[same[s]] = max(hull[same[s]], n)
         explicit = self._explicit or {}
         rounded = {s: self._in_limits(s, _rounded(n, explicit.get(s)), n) for s, n in hull.items()}
-        share = math.prod(own.values()) / math.prod(rounded.values())
-        if self._explicit is None and share < 1 - HULL_WASTE and self._may_make():
-            rounded = {s: self._in_limits(s, rung(n), n) for s, n in own.items()}
-        wanted = _Wanted((rounded, own), fixed, same, own, beside, _sizes_key(sizes))
+        small = None
+        if self._explicit is None and self._may_make():
+            small = {s: self._in_limits(s, rung(n), n) for s, n in own.items()}
+        wanted = _Wanted((rounded, own), fixed, same, own, beside, _sizes_key(sizes), small)
         return None if not own or wanted.family in self._refused or wanted.key in self._none else wanted
 
     def _in_limits(self, symbol: str, rounded: int, size: int) -> int:
@@ -698,13 +850,13 @@ class Buckets:
         assert self._reference is not None
         form = bucket.form
         dtypes = float_dtypes(form.graph)
-        for at in edges(form.buckets, bucket.lower):
+        for at in edges(bucket.sizes, bucket.lower, "" if bucket.rows is None else bucket.rows.symbol):
             if form.why_not(at) is not None:
                 continue
             given = [stretched(a, shape) for a, shape in zip(arrays, bucket.shapes(at), strict=True)]
             start = time.perf_counter()
-            found = form.cut([np.asarray(r) for r in bucket.inner(form.pad(given, at))], at)
-            bucket.took(time.perf_counter() - start)
+            found = bucket.run(given, at)
+            bucket.took((time.perf_counter() - start) / bucket.runs(at))
             for i, (got, want) in enumerate(zip(found, map(np.asarray, self._reference(given)), strict=True)):
                 if got.shape != want.shape or got.dtype != want.dtype:
                     return f"result {i} for {at} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
@@ -741,6 +893,11 @@ class _Making:
             finally:
                 self._buckets.forget_making(self)
 
+    def will_serve(self, sizes: Mapping[str, int]) -> bool:
+        """Whether it is made for sizes like these: as they vary, they get a bucket as well where this one is too
+        small."""
+        return all(self._wanted.fixed.get(s, n) == n for s, n in sizes.items())
+
     def postpone(self, first: float) -> None:
         """Let a later call begin again, after `first` seconds at the first time."""
         self._buckets.postpone(self, first)
@@ -771,14 +928,32 @@ def _family(fixed: Mapping[str, int], same: Mapping[str, str]) -> Hashable:
     return tuple(sorted(fixed.items())), tuple(sorted(same.items()))
 
 
+def _spent(full: Mapping[str, int], sizes: Mapping[str, int], rows: Rows | None) -> int:
+    """The elements that a call of these sizes takes in a bucket that is made for others."""
+    whole = math.prod(full.values())
+    if rows is None or (worth := rows.worth(full)) >= full[rows.symbol]:
+        return whole
+    return whole // full[rows.symbol] * worth * -(-sizes[rows.symbol] // worth)
+
+
+def _elements(found: Found) -> tuple[int, int]:
+    """What answers a call is the bucket that computes the fewest elements, then by the fewest runs."""
+    bucket, sizes = found
+    if bucket is None:
+        return 0, 0
+    runs = bucket.runs(sizes)
+    return runs * bucket.whole, runs
+
+
 def _sizes_key(sizes: Mapping[str, int]) -> Hashable:
     return tuple(sorted(sizes.items()))
 
 
-def edges(buckets: Mapping[str, int], lower: Mapping[str, int]) -> list[dict[str, int]]:
-    """The sizes on which a bucket is checked: the full bucket, one below, and one above the next smaller one."""
+def edges(buckets: Mapping[str, int], lower: Mapping[str, int], rows: str = "") -> list[dict[str, int]]:
+    """The sizes on which a bucket is checked: the full bucket, one below, and one above the next smaller one. Of rows
+    that do not mix one more than the bucket has, by two runs."""
     return [
-        dict(buckets),
+        {s: n + (s == rows) for s, n in buckets.items()},
         {s: max(1, n - 1) for s, n in buckets.items()},
         {s: min(n, lower.get(s, 0) + 1) for s, n in buckets.items()},
     ]

@@ -89,6 +89,7 @@ class CompiledGraph:
                 not pipeline.options.forbid_compilation,
                 pipeline.begin,
                 self._drop_unbuilt,
+                self._drop_unplanned,
                 lambda made: pipeline.fits_in_memory(p for g in made for p in g.plans.plans()),
             )
 
@@ -102,6 +103,11 @@ class CompiledGraph:
     def is_pending(self) -> bool:
         """Whether executables of the last new signature are being built."""
         return any(x.is_pending for x in self._launches)
+
+    @property
+    def runs_beside_itself(self) -> bool:
+        """Whether two calls at once take less time than one after the other."""
+        return self.pipeline.has_processors_to_share
 
     @property
     def _launches(self) -> Sequence[Launch]:
@@ -391,6 +397,12 @@ class CompiledGraph:
         assert buckets is not None
         self.plans.drop_unbuilt(lambda parts, _: buckets.covers(parts), "a bucket took its place")
 
+    def _drop_unplanned(self) -> None:
+        """Begin no builds of signatures that the bucket which is being made will serve: they would delay it."""
+        buckets = self._buckets
+        assert buckets is not None
+        self.plans.drop_unbuilt(lambda parts, _: buckets.will_cover(parts), "a bucket is being made", begun=False)
+
     def forget(self, reason: str) -> None:
         """Let all plans and their executables go."""
         self._last, self._recent = None, ((), None)
@@ -511,7 +523,7 @@ class CompiledGraph:
         plan = self.plans.known_plan(checked)
         found = self._buckets.known(checked) if self._buckets is not None and plan is None else None
         if found is not None and found.bucket is not None:
-            inner = found.bucket.inner.explain(found.bucket.form.pad(checked, found.sizes))
+            inner = found.bucket.inner.explain(found.bucket.arguments(checked, found.sizes))
             return self._with_padding(inner, found)
         explanation = _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explain()
         return self._with_padding(explanation, None)

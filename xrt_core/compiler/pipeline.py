@@ -17,12 +17,12 @@ import numpy as np
 from xrt_core.compiler.kept_shapes import KeptShapes
 from xrt_core.compiler.lowering import Lowering, is_launch, lane, shares_cores
 from xrt_core.compiler.passes import PassContext
-from xrt_core.compiler.services import Chosen, Services
+from xrt_core.compiler.services import Chosen, Services, usable_processors
 from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
 from xrt_core.compiler.support import EngineSupport
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.boundary import preserved_state
-from xrt_core.engine.device_kinds import CPU, number_of
+from xrt_core.engine.device_kinds import CPU, is_host, number_of
 from xrt_core.errors import CompileError, DeviceNotFoundError, OptionError, PassError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.function import Function
@@ -472,6 +472,13 @@ class Pipeline:
         return made
 
     # --- interface for modules ----------------------------------------------------------------------------------
+
+    @property
+    def has_processors_to_share(self) -> bool:
+        """Whether a call may compute two parts of its batch at once: all engines use the processors of this process,
+        of which it may use more than one."""
+        on_host = all(is_host(device) for _, device in self.accelerated.engines)
+        return on_host and self.options.threads != 1 and usable_processors() > 1
 
     @property
     def may_place_beside(self) -> bool:

@@ -295,6 +295,11 @@ class BaselinePlan(Planned):
         """Whether an executable is not there (yet), of the plan that replaces it."""
         return self.final is None or (self.final is not self and self.final.is_unbuilt)
 
+    @property
+    def is_unplanned(self) -> bool:
+        """See `Plan.is_unplanned`."""
+        return self.final is None
+
     def release(self, reason: str) -> None:
         """See `Plan.release`; its job ends where it finds that the plan is not there any more."""
         super().release(reason)

@@ -136,6 +136,11 @@ class Plan:
         """Whether an executable is not there (yet)."""
         return any(x.executable is None for x in self.launches)
 
+    @property
+    def is_unplanned(self) -> bool:
+        """Whether it only stands in for a plan that is still to be made."""
+        return False
+
     def release(self, reason: str) -> None:
         """Let the executables go, and cancel the builds of those that are not there yet, as the plan was dropped."""
         if not self.pinned:

@@ -277,13 +277,17 @@ class PlanCache:
         if self.on_live is not None:
             self.on_live()
 
-    def drop_unbuilt(self, covers: Callable[[Sequence[Any], Hashable], bool], reason: str) -> None:
+    def drop_unbuilt(
+        self, covers: Callable[[Sequence[Any], Hashable], bool], reason: str, begun: bool = True
+    ) -> None:
         """Forget the exact plans that wait for executables, of signatures that something else serves. covers: asked
-        with the parts of each argument, and the values of those that belong to the signature by value."""
+        with the parts of each argument, and the values of those that belong to the signature by value. begun: also
+        those whose executables are being built."""
         with self._lock:
             for entry in tuple(self._entries.values()):
                 exact = not isinstance(entry, SymbolicEntry)
-                if exact and entry.plan.is_unbuilt and covers(*self._parts_of(entry.key)):
+                waits = entry.plan.is_unbuilt if begun else entry.plan.is_unplanned
+                if exact and waits and covers(*self._parts_of(entry.key)):
                     self._remove(entry, reason)
 
     # --- symbolic plans -------------------------------------------------------------------------------------------

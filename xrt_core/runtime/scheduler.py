@@ -1,4 +1,5 @@
-"""Lane scheduler: independent launches of a plan on different engines or devices run concurrently.
+"""Lane scheduler: independent launches of a plan on different engines or devices run concurrently, and so do calls for
+parts of a batch (`shared`).
 
 A lane is an engine on a device. Launches of one lane run sequentially, in the order of the plan; launches of different
 lanes run concurrently, on threads of a process-wide pool. Host steps run on the calling thread, which also does all
@@ -11,16 +12,19 @@ import contextlib
 import contextvars
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from xrt_core.engine.forking import in_forked_process
 from xrt_core.ir.graph import Graph, Node
 
 Execute = Callable[[list[Any]], None]
 """Runs all steps over the registers of one run."""
+
+T = TypeVar("T")
 
 _MAX_THREADS: Final = max(4, 2 * (os.cpu_count() or 1))
 
@@ -258,11 +262,61 @@ class _Pool:
 
 
 pool = _Pool()
+_beside = threading.Lock()
+"""Held while calls are shared with a thread of the pool: one at a time, as other callers have threads of their own."""
+
+
+def shared(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of calls that do not depend on one another, by this thread and by one of the pool.
+
+    When a call fails, others that have not started are left out, and the error of the first that failed is raised. No
+    call is running any more when this returns or raises.
+    """
+    if len(calls) < 2 or not _beside.acquire(blocking=False):
+        return [call() for call in calls]
+    left, ended = deque(enumerate(calls)), threading.Event()
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+
+    def work() -> None:
+        while True:
+            try:
+                i, call = left.popleft()
+            except IndexError:
+                return
+            try:
+                results[i] = call()
+            except BaseException as e:
+                errors[i] = e
+                left.clear()
+
+    def work_beside() -> None:
+        try:
+            work()
+        finally:
+            ended.set()
+
+    try:
+        pool.submit(contextvars.copy_context().run, work_beside)
+        try:
+            work()
+        finally:
+            left.clear()
+            ended.wait()
+    finally:
+        _beside.release()
+    if errors:
+        error = errors.pop(min(errors))
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame, and the arrays with it
+    return [results[i] for i in range(len(calls))]
 
 
 def _new_pool() -> None:
-    global pool
-    pool = _Pool()
+    global pool, _beside
+    pool, _beside = _Pool(), threading.Lock()
 
 
 in_forked_process(_new_pool)

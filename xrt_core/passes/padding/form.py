@@ -19,6 +19,10 @@ Axis = tuple[Expr, ...]
 An axis of one factor n is valid in its first n places; of the factors (b, n), where both digits are valid."""
 
 
+ROWS = "number.of.rows"
+"""The symbol of a size that is never padded, though no number: of rows that do not mix (`passes.padding.rows`)."""
+
+
 class PaddingRefused(XRTError):
     """Padding is not proven harmless in a graph; the message names the node and the reason."""
 
@@ -109,8 +113,8 @@ def valid_part(
 
 
 def is_padded(axis: Axis) -> bool:
-    """Whether an axis carries padding: its size is no number."""
-    return any(f.constant is None for f in axis)
+    """Whether an axis carries padding: its size is no number, nor that of rows."""
+    return any(f.constant is None and any(s != ROWS for s in f.symbols) for f in axis)
 
 
 def bucket_size(axis: Axis, buckets: Mapping[str, int]) -> int:

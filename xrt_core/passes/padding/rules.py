@@ -49,9 +49,12 @@ def apply_rule(p: Padder, node: Node, given: Given) -> Given:
     rule = RULES.get(node.op_type) if not node.domain else None
     if rule is None and traits_of(node).elementwise:
         rule = _elementwise
-    if reached or (rule is not None and any(s is not None and _depends(s) for s in given)):
+    varies = any(f.constant is None for s in given if s is not None for a in s.axes for f in a)
+    if varies or (rule is not None and any(s is not None and _depends(s) for s in given)):
         if rule is None:
-            raise p.refused("padding reaches it, and there is no rule for this operator")
+            raise p.refused(
+                f"{'padding reaches' if reached else 'rows reach'} it, and there is no rule for this operator"
+            )
         return rule(p, node, given)
     return p.add(node.replace(inputs=[None if s is None else p.data(s) for s in given]))
 

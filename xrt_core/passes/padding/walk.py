@@ -17,7 +17,16 @@ from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION, since_version
 from xrt_core.ir.symbols import Expr, Quotient, Symbol, expression, product
 from xrt_core.ir.types import DTYPE_TO_ONNX, ONNX_TO_DTYPE, STRING, Dim, TensorType, float_like
-from xrt_core.passes.padding.form import Axis, Padded, PaddedGraph, PaddingRefused, axis_of, bucket_size, is_padded
+from xrt_core.passes.padding.form import (
+    ROWS,
+    Axis,
+    Padded,
+    PaddedGraph,
+    PaddingRefused,
+    axis_of,
+    bucket_size,
+    is_padded,
+)
 from xrt_core.passes.padding.shape_values import known_result
 
 MAX_KNOWN: Final = 64
@@ -32,15 +41,26 @@ Rule = Callable[["Padder", Node, Given], Given]
 
 
 class Padder:
-    """The state of one walk; rules of operators call its methods to add nodes to the padded graph."""
+    """The state of one walk; rules of operators call its methods to add nodes to the padded graph.
+
+    rows: what `ROWS` stands for in the shapes, where they have it.
+    """
 
     def __init__(
-        self, graph: Graph, shapes: Sequence[Sequence[Dim] | None], buckets: Mapping[str, int], zero_filled: bool
+        self,
+        graph: Graph,
+        shapes: Sequence[Sequence[Dim] | None],
+        buckets: Mapping[str, int],
+        zero_filled: bool,
+        rows: int | None = None,
     ) -> None:
+        if ROWS in buckets:
+            raise PaddingRefused(f"the symbol {ROWS!r} has a meaning of its own here; name that size otherwise")
         self.graph = graph
-        self.buckets = dict(buckets)
+        self.rows = {} if rows is None else {ROWS: rows}
+        self.buckets = {**buckets, **self.rows}
         self.opset = max(graph.opsets.get("", 0), 9)
-        self.limits = {s: Symbol(s, 1, n) for s, n in buckets.items()}
+        self.limits = {s: Symbol(s, 1, n) for s, n in buckets.items()} | {s: Symbol(s) for s in self.rows}
         self.nodes: list[Node] = []
         self.states: dict[Value, Padded] = {}
         self.masks: Counter[str] = Counter()
@@ -75,6 +95,8 @@ class Padder:
         self.at = None
         results = [self.state(v) for v in self.graph.outputs]
         outputs = [self.data(r) for r in results]
+        if self.rows:
+            self._check_rows()
         made = self.graph.replace(
             inputs=[*(s.value for s in self.inputs if s.value is not None), *self._lengths.values()],
             outputs=outputs,
@@ -84,12 +106,28 @@ class Padder:
         return PaddedGraph(
             made,
             tuple(self._lengths),
-            self.buckets,
-            tuple(s.axes for s in self.inputs),
-            tuple(r.axes for r in results),
+            {s: n for s, n in self.buckets.items() if s not in self.rows},
+            tuple(self._with_rows(s.axes) for s in self.inputs),
+            tuple(self._with_rows(r.axes) for r in results),
             tuple((e, n) for e, n in self._needs.items() if (self.bounds(e)[0] or 0) < n),
             dict(self.masks),
         )
+
+    def _with_rows(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
+        """The axes with the number of rows in its place."""
+        new = {s: Expr.of(n) for s, n in self.rows.items()}
+        return tuple(axis_of([f.substitute(new) for f in a]) for a in axes) if new else tuple(axes)
+
+    def _check_rows(self) -> None:
+        """Refuse where a size depends on the number of rows otherwise than by being it, or being multiplied with it."""
+        for v, s in self.states.items():
+            if any(ROWS in f.symbols and f != Expr.of(ROWS) for a in s.axes for f in a):
+                raise PaddingRefused(
+                    f"the sizes {', '.join('*'.join(map(str, a)) or '1' for a in s.axes)} of {v.name!r}"
+                )
+        for e, n in self._needs.items():
+            if ROWS in e.symbols and (self.bounds(e)[0] or 0) < n:
+                raise PaddingRefused(f"what serves only some numbers of rows ({e} of at least {n})")
 
     def _walk(self, nodes: Sequence[Node], apply_rule: Rule) -> None:
         for node in nodes:
@@ -152,7 +190,7 @@ class Padder:
         new: dict[Value, Value] = {}
         for v in node.uses():
             s = self.state(v)
-            if s.padded:
+            if any(f.constant is None for a in s.axes for f in a):
                 raise self.refused("its body reads a padded value")
             new[v] = self.data(s)
         return self.add(substitute(node, new), [v.type if v is not None else None for v in node.outputs])
@@ -312,6 +350,8 @@ class Padder:
             for monomial, c in expr.terms:
                 term: Value | None = self.constant(np.array(c, np.int64)) if c != 1 or not monomial else None
                 for atom in monomial:
+                    if atom == ROWS:
+                        raise self.refused("it reads how many rows there are")
                     factor = self._lengths[atom] if isinstance(atom, str) else self._quotient(atom)
                     term = factor if term is None else self.emit("Mul", [term, factor])
                 assert term is not None
@@ -371,7 +411,7 @@ class Padder:
         if found is None:
             digits = [f.evaluate(self.buckets) for f in axis]
             for i, f in enumerate(axis):
-                if f.constant is not None:
+                if not is_padded((f,)):
                     continue
                 places = self.constant(np.arange(digits[i], dtype=np.int64))
                 inside = self.emit("Less", [places, self.scalar(f)])

@@ -226,6 +226,39 @@ def _batch(node: Node) -> Iterator[Way]:
     yield _way(node, [S(0)], S(0))
 
 
+def _batch_norm(node: Node) -> Iterator[Way]:
+    """Every axis but that of channels, where the statistics are given."""
+    if not node.attributes.get("training_mode", 0) and len(node.outputs) == 1:
+        for i in range(_rank(node.inputs[0])):
+            if i != 1:
+                yield _way(node, [S(i)], S(i))
+
+
+def _einsum(node: Node) -> Iterator[Way]:
+    """What one letter stands for: an axis of the result, or one that is summed over, which gives partial sums."""
+    text = str(node.attributes.get("equation", "")).replace(" ", "")
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+    if "." in text or not arrow or len(terms) != len(node.inputs):
+        return
+    for letter in dict.fromkeys(left.replace(",", "")):
+        if any(t.count(letter) > 1 for t in terms):  # a diagonal
+            continue
+        inputs = [S(t.index(letter)) if letter in t else B for t in terms]
+        if letter in right:
+            yield _way(node, inputs, S(right.index(letter)))
+        elif all(letter in t for t in terms):
+            yield _way(node, inputs, P())
+
+
+def _recurrent(node: Node) -> Iterator[Way]:
+    """The batch: of what comes in, the lengths, and the first states."""
+    if not node.attributes.get("layout", 0):
+        yield _way(
+            node, [S(1), B, B, B, S(0), S(1), S(1)][: len(node.inputs)], *[S(2), S(1), S(1)][: len(node.outputs)]
+        )
+
+
 def _untouched(node: Node) -> Iterator[Way]:
     """Axes whose sizes in all inputs of data and in all results are equal, other than the one that is worked along."""
     rank = _rank(node.outputs[0])
@@ -233,10 +266,82 @@ def _untouched(node: Node) -> Iterator[Way]:
     data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
     for i in range(rank):
         shapes = [_shape(v) for v in (*data, *node.outputs)]
-        if (node.op_type in ("Slice", "Pad", "Expand") or i != axis) and all(
-            len(s) == rank and s[i] == shapes[0][i] for s in shapes
-        ):
+        if i != axis and all(len(s) == rank and s[i] == shapes[0][i] for s in shapes):
             yield _way(node, [S(i)] * len(data), *(S(i),) * len(node.outputs))
+
+
+def _along(default: int) -> Rule:
+    """Axes other than the one that is worked along; the result may be without that."""
+
+    def rule(node: Node) -> Iterator[Way]:
+        rank, gone = _rank(node.inputs[0]), _rank(node.inputs[0]) - _rank(node.outputs[0])
+        axis = _int(node.attributes.get("axis", default)) % max(rank, 1)
+        for i in range(rank):
+            if i != axis:
+                yield _way(node, [S(i)], S(i - 1 if gone and i > axis else i))
+
+    return rule
+
+
+def _softmax(node: Node) -> Iterator[Way]:
+    """Axes other than the one that is normalised; before opset 13 all from `axis` on are."""
+    return (_along(-1) if node.version >= 13 else _row_wise(1))(node)
+
+
+def _cumsum(node: Node) -> Iterator[Way]:
+    data = node.inputs[1].data if node.inputs[1] is not None else None
+    rank = _rank(node.inputs[0])
+    for i in range(rank):
+        if data is not None and i != int(data.reshape(-1)[0]) % rank:
+            yield _way(node, [S(i)], S(i))
+
+
+def _slice(node: Node) -> Iterator[Way]:
+    """Axes of which nothing is left out, and which are not turned round."""
+    a, b = _shape(node.inputs[0]), _shape(node.outputs[0])
+    turned = _turned(node, len(a))
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x == y and i not in turned:
+            yield _way(node, [S(i)], S(i))
+
+
+def _turned(node: Node, rank: int) -> set[int]:
+    """The axes along which a Slice steps backwards, or in steps that are computed."""
+    if len(node.inputs) < 5 or node.inputs[4] is None:
+        return set()
+    steps, axes = node.inputs[4].data, None if node.inputs[3] is None else node.inputs[3].data
+    if steps is None or (axes is None and node.inputs[3] is not None):
+        return set(range(rank))
+    where = range(len(steps)) if axes is None else [int(a) % rank for a in axes]
+    return {a for a, s in zip(where, steps, strict=True) if s < 0}
+
+
+def _pad(node: Node) -> Iterator[Way]:
+    """Axes that are left as they are."""
+    rank = _rank(node.inputs[0])
+    given = node.attributes.get("pads")
+    if given is None and len(node.inputs) > 1 and node.inputs[1] is not None and node.inputs[1].data is not None:
+        given = tuple(int(n) for n in node.inputs[1].data)
+    where = list(range(rank))
+    if len(node.inputs) > 3 and node.inputs[3] is not None:
+        data = node.inputs[3].data
+        given, where = (None, []) if data is None else (given, [int(a) % rank for a in data])
+    if given is None:
+        return
+    pads = [_int(n) for n in given]  # type: ignore[union-attr]
+    changed = {a for k, a in enumerate(where) if pads[k] or pads[k + len(where)]}
+    for i in range(rank):
+        if i not in changed:
+            yield _way(node, [S(i)], S(i))
+
+
+def _expand(node: Node) -> Iterator[Way]:
+    """Axes that the input has in their full size."""
+    a, b = _shape(node.inputs[0]), _shape(node.outputs[0])
+    for i, x in enumerate(a):
+        out = i + len(b) - len(a)
+        if x == b[out] and x > 1:
+            yield _way(node, [S(i)], S(out))
 
 
 def _attention(node: Node) -> Iterator[Way]:
@@ -285,9 +390,33 @@ _REDUCTIONS = (
 _RULES: dict[tuple[str, str], Rule] = {
     **{("", op): _reduction for op in _REDUCTIONS},
     **{("", op): _reshape for op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")},
-    **{("", op): _untouched for op in ("Concat", "Slice", "Pad", "Split", "Expand")},
-    **{("", op): _row_wise(-1) for op in ("Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization")},
-    **{("", op): _batch for op in ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")},
+    **{("", op): _untouched for op in ("Concat", "Split")},
+    **{("", op): _along(0) for op in ("ArgMax", "ArgMin")},
+    **{("", op): _softmax for op in ("Softmax", "LogSoftmax", "Hardmax")},
+    ("", "LpNormalization"): _along(-1),
+    ("", "CumSum"): _cumsum,
+    ("", "Slice"): _slice,
+    ("", "Pad"): _pad,
+    ("", "Expand"): _expand,
+    **{("", op): _row_wise(-1) for op in ("LayerNormalization", "RMSNormalization")},
+    **{
+        ("", op): _batch
+        for op in (
+            "MaxPool",
+            "AveragePool",
+            "GlobalAveragePool",
+            "GlobalMaxPool",
+            "InstanceNormalization",
+            "GroupNormalization",
+            "LRN",
+            "ConvTranspose",
+            "DepthToSpace",
+            "SpaceToDepth",
+        )
+    },
+    ("", "BatchNormalization"): _batch_norm,
+    ("", "Einsum"): _einsum,
+    **{("", op): _recurrent for op in ("LSTM", "GRU", "RNN")},
     ("", "MatMul"): _matmul,
     ("", "Gemm"): _gemm,
     ("", "Transpose"): _transpose,
