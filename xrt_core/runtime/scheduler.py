@@ -1,9 +1,8 @@
-"""Lane scheduler: independent launches of a plan on different engines or devices run concurrently, and so do calls for
-parts of a batch (`shared`).
+"""Lane scheduler: independent launches of a plan on different engines or devices run concurrently.
 
 A lane is an engine on a device. Launches of one lane run sequentially, in the order of the plan; launches of different
 lanes run concurrently, on threads of a process-wide pool. Host steps run on the calling thread, which also does all
-bookkeeping: a pool thread only calls a launch.
+bookkeeping: a pool thread only calls a launch. Calls for parts of a batch are shared with that pool as well (`shared`).
 """
 
 from __future__ import annotations
