@@ -3,9 +3,9 @@
     python benchmarks/buckets.py [ENGINE [BUCKETS [REQUESTS]]]   # xla auto 60; BUCKETS as the option's text
 
 The model is the MiniLM encoder of `tests/conformance/dev_models.py`. Batch sizes are drawn from 1 to 8, lengths from 3
-to 256. The first round makes the buckets; the steady times are the best of later rounds, the two runtimes in turns. ONNX
-Runtime's threads spin after a run and take a processor from the side that comes next, so that each side is also timed in
-processes of its own, in turns.
+to 256. The first round makes the buckets; the steady times are the best of later rounds, the two runtimes in turns.
+ONNX Runtime's threads spin after a run and take a processor from the side that comes next, so that each side is also
+timed in processes of its own, in turns.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def alone(side: str, engine: str, choice: str, count: int) -> float:
         run = lambda r: session.run(None, r)  # noqa: E731
     else:
         run = XRTModule(path, engine=engine, buckets=BUCKETS.parse(choice), guard=False, cache="off").run
-    times = []
+    times: list[list[float]] = []
     for _ in range(ROUNDS + 2):
         times.append([])
         for r in given:
@@ -86,7 +86,8 @@ def apart(*arguments: str) -> None:
 def main() -> None:
     """Print the figures."""
     if sys.argv[1:2] == ["--side"]:
-        print(json.dumps(alone(*sys.argv[2:5], int(sys.argv[5]))))  # type: ignore[call-arg]
+        side, engine, choice, count = sys.argv[2:6]
+        print(json.dumps(alone(side, engine, choice, int(count))))
         return
     engine, choice, count = [*sys.argv[1:], "xla", "auto", "60"][len(sys.argv) - 1 :][:3] if len(sys.argv) < 4 else (
         sys.argv[1:4]
