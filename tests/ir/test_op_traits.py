@@ -508,6 +508,7 @@ ELSEWHERE: Final = {
     "xrt_core/ir/ml_limits.py": "what operators of ai.onnx.ml allow as attributes, and which take a matrix",
     "xrt_core/passes/mixed_precision.py": "IsInf and IsNaN, which the pass leaves alone",
     "xrt_core/passes/mixed_precision_ops.py": "the policy of mixed precision: what gains or loses in a narrow float",
+    "xrt_core/passes/padding/rows.py": "operators that move the number of a row, or look up what belongs to it",
     "xrt_core/passes/padding/rules.py": "how padding passes operators: rules that are one for several",
     "xrt_core/passes/padding/shape_values.py": "how operators compute sizes",
     "xrt_core/passes/padding/walk.py": "operators that read sizes, or whose padding is masked",
