@@ -376,7 +376,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=_SAMPLES, help="of each dtype")
     parser.add_argument("--table", type=pathlib.Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--part", default="0/1", help="the K-th of N parts of the operators, as K/N")
+    parser.add_argument("--part", default="0/1", help="the K-th of N parts of the operators, from 0, as K/N")
     args = parser.parse_args()
     dtypes = args.dtypes.split(",")
     if args.worker:
@@ -384,6 +384,8 @@ def main() -> None:
         return
     if args.table is None:
         k, n = map(int, args.part.split("/"))
+        if not 0 <= k < n:
+            parser.error(f"--part {args.part}: K is 0 to N - 1")
         run(args.names or list(operators())[k::n], dtypes, args.log, args.samples)
     else:
         args.table.write_text(table(read(args.log)))
