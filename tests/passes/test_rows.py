@@ -105,6 +105,24 @@ def _own_row(g: Builder) -> Value:
     return g.add("Gather", g.x, g.add("Reshape", _places(g), g.ints(-1)), axis=0)
 
 
+def _merged(g: Builder) -> Value:
+    """A row's place, where rows are merged with another size: that of another row's element."""
+    flat = g.add("Reshape", g.add("ReduceMax", g.x, g.ints(1), keepdims=0), g.ints(-1))
+    return g.add("Gather", flat, g.add("Reshape", _places(g), g.ints(-1)))
+
+
+def _narrow(g: Builder) -> Value:
+    """A row's place as int8, where that of the 129th is -128."""
+    places = g.add("Cast", g.add("Reshape", _places(g), g.ints(-1)), to=3)
+    return g.add("Gather", g.x, g.add("Cast", places, to=7))
+
+
+def _written(g: Builder) -> Value:
+    """The first row written anew."""
+    update = g.add("Slice", g.x, g.ints(0), g.ints(1), g.ints(0))
+    return g.add("ScatterND", g.x, g.add("Reshape", g.ints(0), g.ints(1, 1)), update)
+
+
 def _recurrent(g: Builder) -> Value:
     x = g.add("Transpose", g.x, perm=(1, 0, 2))
     _, last = g.add("GRU", x, g.weight(1, 9, HIDDEN), g.weight(1, 9, 3), outputs=2, hidden_size=3)
@@ -151,6 +169,10 @@ def test_what_is_divided(make: Callable[[Builder], Value]) -> None:
         (_places, "which row is which"),
         (lambda g: _looked_up(g, g.add("Sub", g.add("Sub", _count(g), g.scalar(1)), _places(g))), "how many rows"),
         (lambda g: g.add("Gather", g.weight(9, 4), g.add("Reshape", _places(g), g.ints(-1))), "which row is which"),
+        (_merged, "which row is which"),
+        (_narrow, "which row is which"),
+        (_written, "no rule"),
+        (lambda g: g.add("Add", g.x, g.add("RandomNormal", shape=(HIDDEN,))), "other random numbers"),
         (lambda g: g.add("DynamicQuantizeLinear", g.x, outputs=3)[0], "rows might mix"),
         (lambda g: g.add("ReduceMax", g.x, g.ints(0, 1, 2)), "rows might mix"),
         (lambda g: g.add("Squeeze", g.add("Shape", g.x)), "how many rows there are|no result has rows"),

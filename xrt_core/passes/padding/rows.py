@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import draws_random
 from xrt_core.ir.sharding import B, Sbp
 from xrt_core.ir.symbols import Expr, expression
 from xrt_core.ir.types import Dim
@@ -36,6 +37,8 @@ OVERHEAD: Final = 0.125
 
 _ALL: Final = frozenset({-1})
 """All elements of a value, where others are columns of its last axis."""
+_COUNTS: Final = (np.dtype(np.int32), np.dtype(np.int64))
+"""What holds the number of any row."""
 _MOVES: Final = {"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 """Operators behind which a row's number is still one."""
 _SHAPE_OPERANDS: Final = {("Reshape", 1), ("Expand", 1), ("ConstantOfShape", 0)}
@@ -101,7 +104,7 @@ def divided(
     few, many = (
         Padder(graph, _with_rows(shapes, symbol), sizes, True, n).run(apply_rule) for n in (rows, rows + 2)
     )  # fmt: skip
-    outputs = _Walk(few, many).run(inputs)
+    outputs = _Walk(few, many, rows + 2).run(inputs)
     if all(a is None for a in outputs):
         raise PaddingRefused(f"no result has rows ({symbol})")
     needed = _needed(few.graph)  # what no result needs was not looked at, and might fail for parts
@@ -140,11 +143,11 @@ def _weights(graph: Graph) -> int:
 
 
 class _Walk:
-    """Where the rows of each value of the second form lie: an axis, or None for what is the same for all rows. numbers:
-    in which columns of the last axis a value has but the number of the row, from 0."""
+    """Where the rows of each value of the second form, of `count` rows, lie: an axis, or None for what is the same for
+    all rows. numbers: in which columns of the last axis a value has but the number of the row, from 0."""
 
-    def __init__(self, few: PaddedGraph, many: PaddedGraph) -> None:
-        self.few, self.many = few.graph, many.graph
+    def __init__(self, few: PaddedGraph, many: PaddedGraph, count: int) -> None:
+        self.few, self.many, self.count = few.graph, many.graph, count
         self.rows: dict[Value, int | None] = {}
         self.numbers: dict[Value, frozenset[int]] = {}
 
@@ -170,6 +173,10 @@ class _Walk:
         """Find where the rows of a node's results lie."""
         if m.op_type != n.op_type or n.subgraphs or len(m.inputs) != len(n.inputs):
             raise self.refused(n, "it has bodies, or is another one for another number of rows")
+        if draws_random(n):
+            raise self.refused(n, "parts would draw other random numbers than the whole")
+        if n.op_type == "ScatterND":  # its indices count rows from the first
+            raise self.refused(n, "rows might mix in it")
         given = tuple(self.operand(n, k, a, b) for k, (a, b) in enumerate(zip(m.inputs, n.inputs, strict=True)))
         numbered = {k: self.numbers[v] for k, v in enumerate(n.inputs) if v is not None and v in self.numbers}
         if numbered:
@@ -197,7 +204,7 @@ class _Walk:
         made = n.outputs[0]
         assert made is not None
         rank = len(made.shape or ())
-        if n.op_type in _MOVES and numbered == {0: _ALL} and (made.dtype is None or made.dtype.kind in "iu"):
+        if n.op_type in _MOVES and numbered == {0: _ALL} and made.dtype in _COUNTS:
             self.keep_apart(m, n, given)
             self.numbers[made] = _ALL
             return
@@ -216,7 +223,9 @@ class _Walk:
             columns = _ALL if n.op_type == "Gather" else frozenset({looked_up})
             is_own = n.op_type == "GatherND" or looked_up == axis
             assert at is not None
-            if looked_up is not None and is_own and numbered[1] == columns:
+            shape = n.inputs[0].shape or ()  # type: ignore[union-attr]
+            is_row = looked_up is not None and shape[looked_up] == self.count  # not merged with another size
+            if is_row and is_own and numbered[1] == columns:
                 few = m.outputs[0]
                 assert few is not None
                 self.keep(few, made, at + (axis if n.op_type == "Gather" else 0), n)
