@@ -299,6 +299,7 @@ def test_static_engine(seed: int) -> None:
     with XRTModule(graph, engine="xla", buckets={"b": 4, "s": (8, 16)}, guard=False, cache="off") as m:
         for b, s in ((4, 16), (3, 15), (1, 9), (2, 8), (4, 7), (1, 1)):
             agree(m, graph, b, s)
+            settle()
         assert len(buckets_of(m)) == 2
         caller = m._source.caller
         assert caller is not None
