@@ -8,6 +8,7 @@ import locale
 import logging
 import mmap
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,10 +26,11 @@ import pytest
 from tests.guard import engines as tested
 from tests.guard.guarded import captured_events, chain, fallbacks, fresh, module, registered
 from tests.verify.planted import Planted, deep
-from xrt_core.engine.boundary import ASPECTS, changed, restore, snapshot
+from xrt_core.engine.boundary import ASPECTS, beside_the_program, changed, preserved_state, restore, snapshot
 from xrt_core.engine.contract import Executable, Function
 from xrt_core.guard import stress as stress_module
 from xrt_core.guard.stress import HELD, ROUNDS, SIDE_EFFECT, SerialExecutable, StressTest
+from xrt_core.guard.timeouts import running
 from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.guard.worker import _answer
 from xrt_core.module import XRTModule
@@ -500,3 +502,26 @@ def test_what_a_probe_changes() -> None:
     assert found["kind"] == "side effect"
     assert "the umask at the query 'probe'" in found["error"]
     assert stress_module._harmful["changes_umask_when_probed"] == found["error"]
+
+
+def test_what_is_changed_beside_the_program(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory may be the program's own change while a background task runs, and stays; where a caller
+    waits it is restored."""
+    (tmp_path / "other").mkdir()
+    for is_beside in (False, True, False):
+        monkeypatch.chdir(tmp_path)
+        with beside_the_program() if is_beside else contextlib.nullcontext(), preserved_state("test"):
+            os.chdir("other")
+        assert pathlib.Path.cwd() == (tmp_path / "other" if is_beside else tmp_path)
+    told: list[bool] = []
+
+    def prepare() -> None:
+        with running(cast("Any", object())), preserved_state("test"):
+            os.chdir(tmp_path / "other")  # by whom is not known
+            told.append(True)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    thread.join(30)
+    assert told
+    assert pathlib.Path.cwd() == tmp_path / "other"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from xrt_core.engine.boundary import beside_the_program
 from xrt_core.errors import OptionError, nearest
 from xrt_core.events import EventLog
 from xrt_core.guard.timeouts import Cancelled
@@ -340,7 +341,7 @@ class Buckets:
         """Make a bucket on another thread."""
         self._making = made = _Making(self, wanted, [np.array(a) for a in arrays])
         if self._begin is None:
-            threading.Thread(target=made.prepare, name="xrt-bucket").start()
+            _beside(made)
         else:
             self._begin(made)
             if not self.buckets:
@@ -636,7 +637,7 @@ class Buckets:
         if self._reference is not None and not bucket.checked and bucket.check is None and bucket.inner.is_live:
             bucket.sample = bucket.sample or [a.copy() for a in arrays]
             bucket.check = _Check(self, bucket)
-            threading.Thread(target=bucket.check.prepare, name="xrt-bucket").start()
+            _beside(bucket.check)
         return results
 
     def text(self, found: Found | None) -> str:
@@ -921,6 +922,16 @@ class _Check:
     def postpone(self, first: float) -> None:
         """Leave the bucket: its check did not come to an end."""
         self._bucket.failed = "its check did not come to an end"
+
+
+def _beside(plannable: _Making | _Check) -> None:
+    """Prepare it on a thread of its own."""
+
+    def prepare() -> None:
+        with beside_the_program():
+            plannable.prepare()
+
+    threading.Thread(target=prepare, name="xrt-bucket").start()
 
 
 def _family(fixed: Mapping[str, int], same: Mapping[str, str]) -> Hashable:

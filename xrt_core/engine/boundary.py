@@ -136,6 +136,24 @@ def restore(aspects: Iterable[Aspect], state: State) -> None:
                 a.restore(state[a.name])
 
 
+class _Here(threading.local):
+    is_beside = False
+
+
+_here: Final = _Here()
+
+
+@contextlib.contextmanager
+def beside_the_program() -> Iterator[None]:
+    """Mark what this thread does as done while the program goes on. What belongs to the process, as its working
+    directory does, is not restored then: the program may have changed it meanwhile."""
+    before, _here.is_beside = _here.is_beside, True
+    try:
+        yield
+    finally:
+        _here.is_beside = before
+
+
 @contextlib.contextmanager
 def preserved_state(owner: str) -> Iterator[None]:
     """Restore at the end of the block what a library may have changed, as far as `AT_BOUNDARY` has it: NumPy's error
@@ -145,13 +163,14 @@ def preserved_state(owner: str) -> Iterator[None]:
 
     owner: for the event `state.restored`, which names what was changed.
     """
-    before, process = snapshot(AT_BOUNDARY), os.getpid()
+    aspects = _OF_THREAD if _here.is_beside else AT_BOUNDARY
+    before, process = snapshot(aspects), os.getpid()
     try:
         yield
     finally:
         if os.getpid() != process:
             os._exit(1)
-        found = changed(before, snapshot(AT_BOUNDARY))
+        found = changed(before, snapshot(aspects))
         if found:
             restore(found, before)
             process_events.emit("state.restored", owner=owner, changed=", ".join(a.name for a in found))
@@ -342,6 +361,8 @@ ASPECTS: Final[Mapping[str, Aspect]] = {
 
 AT_BOUNDARY: Final = tuple(a for a in ASPECTS.values() if a.boundary)
 """Those that the boundary restores."""
+_OF_THREAD: Final = tuple(a for a in AT_BOUNDARY if a.name not in ("the working directory", "interval timers"))
+"""Of these, those that only this thread has."""
 
 
 # --- proxies ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
+from xrt_core.engine.boundary import beside_the_program
 from xrt_core.engine.forking import in_forked_process
 
 T = TypeVar("T")
@@ -244,7 +245,8 @@ def running(task: BackgroundTask) -> Iterator[None]:
     """Mark what this thread does as a background task."""
     _state.task = task
     try:
-        yield
+        with beside_the_program():
+            yield
     finally:
         _state.task = None
 
