@@ -682,8 +682,16 @@ def test_shared_calls_that_fail() -> None:
             raise KeyError("second")
         return i
 
+    meeting = threading.Barrier(2, timeout=30)
+
+    def call_or_interrupt(i: int) -> int:
+        meeting.wait()
+        raise KeyboardInterrupt if i else ValueError("of the program's engine")
+
     with pytest.raises(ValueError, match="first"):
         shared([partial(call, i) for i in range(9)])
+    with pytest.raises(KeyboardInterrupt):  # which no error hides
+        shared([partial(call_or_interrupt, i) for i in range(2)])
     assert -1 in started
     assert not {2, 3, 4, 5, 6, 7, 8} & set(started)
     meet = threading.Barrier(2, timeout=30)

@@ -68,7 +68,7 @@ MAX_BOUND: Final = 1024
 """Signatures whose padded calls stay bound; the oldest goes first."""
 
 
-ROWS: Final = 4
+TRIED_ROWS: Final = 4
 """Rows by which it is found out whether they mix."""
 
 _Form = tuple[PaddedGraph, Rows | None, int]
@@ -224,7 +224,7 @@ class _Wanted(NamedTuple):
     """A bucket that is to be made. sizes: of its symbols; the later ones where the model ends before the first. fixed,
     same: as of `Bucket`. own: the sizes of the call that wants it, of the bucket's symbols. beside: whether another
     serves that call. key: what is noted where there is none to be had. small: what takes the place of the first sizes
-    where the call in these would be next to nothing but padding; None where nothing does."""
+    where more than three quarters of the call in these would be padding; None where nothing does."""
 
     sizes: Sequence[Mapping[str, int]]
     fixed: Mapping[str, int]
@@ -429,7 +429,8 @@ class Buckets:
         """How rows lie, along the first symbol that counts rows which do not mix."""
         for symbol in sizes if self._explicit is None else ():
             try:
-                return divided(self._graph, shapes, {s: n for s, n in sizes.items() if s != symbol}, symbol, ROWS)[1]
+                others = {s: n for s, n in sizes.items() if s != symbol}
+                return divided(self._graph, shapes, others, symbol, TRIED_ROWS)[1]
             except PaddingRefused as e:
                 self._events.emit("padding.rows", model=self._graph.name, symbol=symbol, reason=str(e))
         return None

@@ -234,7 +234,8 @@ class _Run:
 
 
 class _Pool:
-    """A pool of daemon threads, created on demand and kept. Tasks must not wait for one another."""
+    """A pool of daemon threads, created on demand and kept. Tasks must not wait for one another, but for those of
+    `shared`, of which there is one at a time."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
@@ -268,8 +269,8 @@ _beside = threading.Lock()
 def shared(calls: Sequence[Callable[[], T]]) -> list[T]:
     """The results of calls that do not depend on one another, by this thread and by one of the pool.
 
-    When a call fails, others that have not started are left out, and the error of the first that failed is raised. No
-    call is running any more when this returns or raises.
+    When a call fails, others that have not started are left out, and the error of the first that failed is raised; an
+    interrupt before any. No call is running any more when this returns or raises.
     """
     if len(calls) < 2 or not _beside.acquire(blocking=False):
         return [call() for call in calls]
@@ -301,11 +302,15 @@ def shared(calls: Sequence[Callable[[], T]]) -> list[T]:
             work()
         finally:
             left.clear()
-            ended.wait()
+            while not ended.is_set():
+                try:
+                    ended.wait()
+                except BaseException as e:  # an interrupt, which waits for calls that read the caller's arrays
+                    errors[-1] = e
     finally:
         _beside.release()
     if errors:
-        error = errors.pop(min(errors))
+        error = errors.pop(min(errors, key=lambda i: (isinstance(errors[i], Exception), i)))
         try:
             raise error
         finally:

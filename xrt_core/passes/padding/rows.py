@@ -23,6 +23,7 @@ from xrt_core.ir.sharding import B, Sbp
 from xrt_core.ir.symbols import Expr, expression
 from xrt_core.ir.types import Dim
 from xrt_core.passes.padding.form import ROWS, PaddedGraph, PaddingRefused
+from xrt_core.passes.padding.operands import number
 from xrt_core.passes.padding.rules import apply_rule
 from xrt_core.passes.padding.walk import Padder
 from xrt_core.passes.partitioning.cost_model import flops
@@ -210,7 +211,7 @@ class _Walk:
             return
         if n.op_type == "Concat" and set(numbered.values()) == {_ALL}:
             self.keep_apart(m, n, given)
-            if int(n.attributes["axis"]) % rank == rank - 1 and self.rows[made] != rank - 1:  # type: ignore[arg-type]
+            if number(n, "axis", 0) % rank == rank - 1 and self.rows[made] != rank - 1:
                 widths = [int((v.shape or (0,))[-1]) for v in n.inputs if v is not None]  # type: ignore[arg-type]
                 starts = [sum(widths[:k]) for k in numbered]
                 self.numbers[made] = frozenset(
@@ -219,11 +220,13 @@ class _Walk:
                 return
         if n.op_type in ("Gather", "GatherND") and list(numbered) == [1] and not n.attributes.get("batch_dims", 0):
             looked_up, at = given[0].axis, given[1].axis
-            axis = int(n.attributes.get("axis", 0)) % len(n.inputs[0].shape or (0,))  # type: ignore[arg-type, union-attr]
+            data = n.inputs[0]
+            assert data is not None
+            shape = data.shape or (0,)
+            axis = number(n, "axis", 0) % len(shape)
             columns = _ALL if n.op_type == "Gather" else frozenset({looked_up})
             is_own = n.op_type == "GatherND" or looked_up == axis
             assert at is not None
-            shape = n.inputs[0].shape or ()  # type: ignore[union-attr]
             is_row = looked_up is not None and shape[looked_up] == self.count  # not merged with another size
             if is_row and is_own and numbered[1] == columns:
                 few = m.outputs[0]

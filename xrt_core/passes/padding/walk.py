@@ -122,12 +122,11 @@ class Padder:
         """Refuse where a size depends on the number of rows otherwise than by being it, or being multiplied with it."""
         for v, s in self.states.items():
             if any(ROWS in f.symbols and f != Expr.of(ROWS) for a in s.axes for f in a):
-                raise PaddingRefused(
-                    f"the sizes {', '.join('*'.join(map(str, a)) or '1' for a in s.axes)} of {v.name!r}"
-                )
+                sizes = ", ".join("*".join(map(str, a)) or "1" for a in s.axes)
+                raise PaddingRefused(f"{v.name!r} has the sizes {sizes}, which are no multiples of the number of rows")
         for e, n in self._needs.items():
             if ROWS in e.symbols and (self.bounds(e)[0] or 0) < n:
-                raise PaddingRefused(f"what serves only some numbers of rows ({e} of at least {n})")
+                raise PaddingRefused(f"only some numbers of rows have results: {e} must be at least {n}")
 
     def _walk(self, nodes: Sequence[Node], apply_rule: Rule) -> None:
         for node in nodes:
