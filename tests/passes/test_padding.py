@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tests.passes.varying_graphs import HIDDEN, SHAPES, Builder, arguments, encoder, soup
+from tests.passes.varying_graphs import HIDDEN, SHAPES, Builder, arguments, encoder, looked_up, soup
 from xrt_core.errors import ExecutionError
 from xrt_core.host.executor import run_graph
 from xrt_core.ir.graph import Graph, Node, Value
@@ -109,6 +109,8 @@ def build(make: Callable[[Builder], Value]) -> Graph:
         (lambda g: g.add("Split", g.x, num_outputs=2, axis=1, outputs=2)[0], "axis that is split"),
         (lambda g: g.add("ArgMax", g.x, axis=1, select_last_index=1), "the last is taken"),
         (lambda g: g.add("Resize", g.x, None, None, g.ints(3, 14, HIDDEN), mode="linear"), "ratio that depends"),
+        (lambda g: _by_places(g, stride=7), "between the valid elements of a merged axis"),
+        (lambda g: _by_places(g, first=1), "between the valid elements of a merged axis"),
     ],
 )  # fmt: skip
 def test_refusals(make: Callable[[Builder], Value], reason: str) -> None:
@@ -148,7 +150,20 @@ def _pairs(g: Builder, count: Value | None = None) -> Value:
     return g.add("GatherND", g.x, g.add("Concat", rows, _places(g), axis=-1))
 
 
+def _by_places(g: Builder, *, stride: int | None = None, first: int = 0, repeated: int = 1) -> Value:
+    """Elements of the mask by row * stride + place, from a first one on, for so many of them beside one another."""
+    b, s = (g.add("Squeeze", g.size(g.ids, axis)) for axis in (0, 1))
+    rows = g.add("Unsqueeze", g.add("Range", g.scalar(0), b, g.scalar(1)), g.ints(1))
+    places = g.add("Unsqueeze", g.add("Range", g.scalar(first), s, g.scalar(1)), g.ints(0))
+    index = g.add("Add", g.add("Mul", rows, s if stride is None else g.scalar(stride)), places)
+    index = g.add("Expand", g.add("Unsqueeze", index, g.ints(1)), g.ints(1, repeated, 1))
+    return g.add("Gather", g.add("Reshape", g.mask, g.ints(-1)), index, axis=0)
+
+
 CASES: dict[str, Callable[[Builder], Value]] = {
+    "GatherND of all places": lambda g: looked_up(g, "GatherND"),
+    "Gather of all places": lambda g: looked_up(g, "Gather"),
+    "Gather of all places twice": lambda g: _by_places(g, repeated=2),
     "GatherElements": lambda g: g.add(
         "GatherElements", g.x, g.add("Expand", g.add("Unsqueeze", g.add("Mod", g.ids, g.scalar(8)), g.ints(2)),
                                      g.add("Shape", g.x)), axis=2),

@@ -124,12 +124,30 @@ def _merge_heads(g: Builder, x: Value) -> Value:
     return g.add("Reshape", y, shape)
 
 
+def looked_up(g: Builder, way: str) -> Value:
+    """The mask as [b, 1, 1, s]: `mask[rows, places]` as torch's two exporters write it, or its axes with others
+    between them."""
+    mask = g.add("Cast", g.mask, to=1)
+    if not way:
+        return g.add("Unsqueeze", mask, g.ints(1, 2))
+    b, s = (g.add("Squeeze", g.size(g.ids, axis)) for axis in (0, 1))
+    rows = g.add("Unsqueeze", g.add("Range", g.scalar(0), b, g.scalar(1)), g.ints(1, 2, 3))
+    count = g.add("Range", g.scalar(0), s, g.scalar(1))
+    places = g.add("Unsqueeze", g.add("Unsqueeze", count, g.ints(0)), g.ints(1, 2))
+    if way == "Gather":
+        flat = g.add("Reshape", g.add("Flatten", mask, axis=2), g.ints(-1))
+        return g.add("Gather", flat, g.add("Add", places, g.add("Mul", rows, s)), axis=0)
+    shape = g.add("Shape", g.add("Max", rows, places))
+    both = [g.add("Unsqueeze", g.add("Expand", i, shape), g.ints(-1)) for i in (rows, places)]
+    return g.add("GatherND", mask, g.add("Concat", *both, axis=-1))
+
+
 def _bias(g: Builder) -> Value | None:
     """What is added to the scores: of the mask, causal, both or none."""
     kind = g.rng.integers(4)
     found: Value | None = None
     if kind in (1, 3):
-        m = g.add("Unsqueeze", g.add("Cast", g.mask, to=1), g.ints(1, 2))
+        m = looked_up(g, g.one_of("", "GatherND", "Gather"))
         low = g.one_of(-1e4, -3.4e38)
         found = g.add("Mul", g.add("Sub", g.number(1.0), m), g.number(low))
     if kind in (2, 3):

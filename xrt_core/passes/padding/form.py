@@ -18,6 +18,9 @@ Axis = tuple[Expr, ...]
 """The size of an axis as factors, the slowest first: positions count through them like digits. () is an axis of size 1.
 An axis of one factor n is valid in its first n places; of the factors (b, n), where both digits are valid."""
 
+Steps = tuple[Expr, ...]
+"""By how much integers rise from place to place along each axis; the first one is 0."""
+
 
 ROWS = "number.of.rows"
 """The symbol of a size that is never padded, though no number: of rows that do not mix (`passes.padding.rows`)."""
@@ -34,7 +37,7 @@ class Padded(Struct, frozen=True):
     known: its contents as expressions, where they follow from shapes. zeros: axes behind whose valid size all elements
     that are valid along the other axes are zero. clean: all padding is zero. top: its elements are integers from 0 to
     below this, at every place (in the padding: for the bucket's sizes): one for all, or one for each column of the last
-    axis.
+    axis. steps: its elements count positions at all valid places: one for all, or one for each column of the last axis.
     """
 
     value: Value | None
@@ -44,6 +47,7 @@ class Padded(Struct, frozen=True):
     zeros: frozenset[int] = frozenset()
     clean: bool = False
     top: tuple[Expr, ...] = ()
+    steps: tuple[Steps, ...] = ()
 
     @property
     def padded(self) -> tuple[int, ...]:

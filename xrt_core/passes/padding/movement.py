@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.symbols import Expr, product
-from xrt_core.passes.padding.form import Axis, Padded, axis_of, is_padded
+from xrt_core.passes.padding.form import Axis, Padded, Steps, axis_of, is_padded
 from xrt_core.passes.padding.operands import (
     at,
     first_of,
@@ -24,6 +24,7 @@ from xrt_core.passes.padding.operands import (
     type_code,
     typed_like,
 )
+from xrt_core.passes.padding.positions import columns_of, covered
 from xrt_core.passes.padding.walk import Given, Padder
 
 
@@ -147,9 +148,13 @@ def _ratio(size: Expr, done: Expr) -> int | None:
 def expand(p: Padder, node: Node, given: Given) -> Given:
     x = first_of(p, given)
     target = [axis_of([t]) for t in p.ints(given[1]) or []]
+    return [_expanded(p, x, target)]
+
+
+def _expanded(p: Padder, x: Padded, target: Sequence[Axis]) -> Padded:
     rank = max(x.rank, len(target))
     old = [()] * (rank - x.rank) + list(x.axes)
-    new = [()] * (rank - len(target)) + target
+    new = [()] * (rank - len(target)) + list(target)
     axes = []
     for a, t in zip(old, new, strict=True):
         if a == () or t == ():
@@ -164,7 +169,7 @@ def expand(p: Padder, node: Node, given: Given) -> Given:
     zeros = frozenset(i for i, a in enumerate(old) if i - rank + x.rank in x.zeros and is_padded(a))
     clean = x.clean and all(is_padded(a) == is_padded(b) for a, b in zip(axes, old, strict=True))
     top = x.top if len(x.top) == 1 or (len(x.top) > 1 and old[-1] == axes[-1]) else ()
-    return [p.padded(made, axes, zeros=zeros, clean=clean, top=top)]
+    return p.padded(made, axes, zeros=zeros, clean=clean, top=top)
 
 
 def tile(p: Padder, node: Node, given: Given) -> Given:
@@ -375,6 +380,9 @@ def gather(p: Padder, node: Node, given: Given) -> Given:
     assert x is not None
     assert index is not None
     axis = number(node, "axis", 0) % x.rank
+    seen = _view(p, x, axis, 1, index.axes, columns_of(index))
+    if seen is not None:
+        return [seen]
     axes = [*x.axes[:axis], *index.axes, *x.axes[axis + 1 :]]
     size = product(x.axes[axis])
     if is_padded(x.axes[axis]):
@@ -385,6 +393,27 @@ def gather(p: Padder, node: Node, given: Given) -> Given:
             raise p.refused("its indices may point behind the valid size")
     index = _in_range(p, index, [p.size(x.axes[axis])] * max(1, len(index.top)))
     return p.copy(node, [x, index], [axes], top=one_bound(x))
+
+
+def _view(
+    p: Padder, x: Padded, first: int, count: int, index: Sequence[Axis], columns: Sequence[Steps]
+) -> Padded | None:
+    """What an index of these axes looks up along `count` axes of the data, from `first` on, where its columns count all
+    their positions in order: the data in another shape, repeated along the other axes of the index. None elsewhere."""
+    if len(columns) != count:
+        return None
+    looked_up = x.axes[first : first + count]
+    where: list[int] = []
+    for steps, axis in zip(columns, looked_up, strict=True):
+        found = covered(steps[: len(index)], index, axis)
+        if found is None or (found and where and found[0] <= where[-1]):
+            return None
+        where += found
+    before, behind = x.axes[:first], x.axes[first + count :]
+    seen = [a if k in where else () for k, a in enumerate(index)]
+    made = _reshaped(p, x, [*before, *seen, *behind])[0]
+    assert made is not None
+    return made if seen == list(index) else _expanded(p, made, [*before, *index, *behind])
 
 
 def _known_index(p: Padder, index: Padded, size: Expr, count: int) -> Padded:
@@ -440,6 +469,9 @@ def gather_nd(p: Padder, node: Node, given: Given) -> Given:
     columns = p.size(index.axes[-1])
     if x.axes[:batch] != index.axes[:batch]:
         raise p.refused("its batch axes are of different sizes")
+    seen = None if batch else _view(p, x, 0, columns, index.axes[:-1], columns_of(index))
+    if seen is not None:
+        return [seen]
     indexed = x.axes[batch : batch + columns]
     tops = index.top * columns if len(index.top) == 1 else index.top
     for k, a in enumerate(indexed):

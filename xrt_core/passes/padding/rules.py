@@ -36,6 +36,7 @@ from xrt_core.passes.padding.operands import (
     type_code,
     typed_like,
 )
+from xrt_core.passes.padding.positions import counted
 from xrt_core.passes.padding.walk import Given, Padder, Rule
 
 _INDEX_INTEGERS: Final = (6, 7)  # of TensorProto.DataType: int32, int64
@@ -55,8 +56,8 @@ def apply_rule(p: Padder, node: Node, given: Given) -> Given:
             raise p.refused(
                 f"{'padding reaches' if reached else 'rows reach'} it, and there is no rule for this operator"
             )
-        return rule(p, node, given)
-    return p.add(node.replace(inputs=[None if s is None else p.data(s) for s in given]))
+        return counted(node, given, rule(p, node, given))
+    return counted(node, given, p.add(node.replace(inputs=[None if s is None else p.data(s) for s in given])))
 
 
 def _depends(s: Padded) -> bool:
