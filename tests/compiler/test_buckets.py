@@ -13,8 +13,9 @@ import pytest
 
 from tests.fake_engines import FakeEngine, fake_engine
 from tests.passes.varying_graphs import HIDDEN, Builder, arguments, encoder
-from xrt_core.compiler import buckets
-from xrt_core.compiler.buckets import Bucket, edges, rung
+from xrt_core.compiler.buckets import Bucket, choice, edges, forms, rung
+from xrt_core.compiler.buckets.bucket import smallest
+from xrt_core.compiler.buckets.check import difference
 from xrt_core.compiler.services import usable_processors
 from xrt_core.errors import OptionError
 from xrt_core.host.executor import run_graph
@@ -62,8 +63,8 @@ def waste(module: XRTModule) -> float:
     caller = module._source.caller
     assert caller is not None
     assert caller.buckets is not None
-    seen = caller.buckets._seen
-    served = [caller.buckets._smallest(s) for s in seen]
+    seen = caller.buckets._choice.seen
+    served = [smallest(caller.buckets.buckets, s) for s in seen]
     spent = sum(f.bucket.spent(f.sizes) for f in served if f is not None and f.bucket is not None)
     return 1 - sum(math.prod(s.values()) for s in seen) / spent
 
@@ -116,7 +117,7 @@ def test_no_call_is_next_to_nothing_but_padding(
     engine: FakeEngine, graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of which more than nine tenths would be padding gets a bucket of its size; others must earn theirs."""
-    monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)
+    monkeypatch.setattr(choice, "FIRST_BUCKETS", 1)
     with module_of(graph) as m:
         for b, s in ((8, 60), (7, 64), (8, 50), (1, 16), (1, 10), (1, 16)):
             agree(m, graph, b, s)
@@ -139,7 +140,7 @@ def test_a_bucket_that_cannot_be_made_beside_another(
     for b, s in ((1, 7), (4, 200)):
         agree(m, graph, b, s)
     before = len(buckets_of(m))
-    monkeypatch.setattr(buckets, "pad_graph", broken)
+    monkeypatch.setattr(forms, "pad_graph", broken)
     for _ in range(6):
         agree(m, graph, 1, 3)
         for t in threading.enumerate():
@@ -163,7 +164,7 @@ def test_few_buckets_at_first(engine: FakeEngine) -> None:
         assert caller is not None
         assert caller._buckets is not None
         buckets = caller._buckets
-        buckets._wasted = 1e9
+        buckets._times.wasted = 1e9
         before, count = waste(m), len(buckets_of(m))
         for _ in range(300):
             if len(buckets_of(m)) > count:
@@ -186,7 +187,7 @@ def test_few_buckets_at_first(engine: FakeEngine) -> None:
 def test_rows_that_do_not_mix(engine: FakeEngine, graph: Graph, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """A bucket of as few rows as are worth a run serves calls of any number of them, by several runs."""
     monkeypatch.setattr(Rows, "worth", lambda *given: count)
-    monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)  # none is made beside it
+    monkeypatch.setattr(choice, "FIRST_BUCKETS", 1)  # none is made beside it
     with module_of(graph) as m:
         for b, s in ((3, 9), (5, 12), (2, 7), (8, 12), (1, 11), (7, 10)):
             agree(m, graph, b, s)
@@ -255,7 +256,7 @@ def test_wrong_bucket_is_retired(engine: FakeEngine, graph: Graph) -> None:
         assert caller is not None
         assert caller._buckets is not None
         bucket.sample = arguments(np.random.default_rng(0), 2, 5)
-        assert "'s': 7" in caller._buckets.difference(bucket, bucket.sample)
+        assert "'s': 7" in difference(bucket, bucket.sample, caller.on_host)
         caller._buckets.examine(bucket)
         assert "'s': 7" in bucket.failed
         agree(m, graph, 2, 5)

@@ -17,7 +17,9 @@ from tests.guard.guarded import eventually, forget_verdicts, module, not_registe
 from tests.shapes.models import Builder, found_by_data
 from tests.shapes.test_plans import entries, run, symbolic
 from xrt_core.cache.store import Compilation, ExecutableStore, forget_all
-from xrt_core.compiler import buckets, models
+from xrt_core.compiler import models
+from xrt_core.compiler.buckets import Bucket, check, choice, forms
+from xrt_core.compiler.buckets.times import Times
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.engine import engines
@@ -396,16 +398,16 @@ def test_no_call_waits_for_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for the proof nor for the executable: the host answers as it is, then the bucket; a larger call has the
     host again until a larger bucket is there. With what varies at every call no more is begun than can be built."""
     padded: list[threading.Thread] = []
-    may_pad, pad_graph = threading.Event(), buckets.pad_graph
+    may_pad, pad_graph = threading.Event(), forms.pad_graph
 
     def slowly(*given: Any) -> Any:
         padded.append(threading.current_thread())
         may_pad.wait(60)
         return pad_graph(*given)
 
-    monkeypatch.setattr(buckets, "pad_graph", slowly)
-    monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)  # none is made beside a larger one
-    monkeypatch.setattr(buckets.Buckets, "_is_for_host", lambda *given: False)
+    monkeypatch.setattr(forms, "pad_graph", slowly)
+    monkeypatch.setattr(choice, "FIRST_BUCKETS", 1)  # none is made beside a larger one
+    monkeypatch.setattr(Times, "host_is_faster", lambda *given: False)
     m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
     host_run(m, 7)
     assert eventually(lambda: tested.FirstWaits.compilations == 1)
@@ -438,7 +440,7 @@ def test_the_host_takes_what_it_is_faster_at(monkeypatch: pytest.MonkeyPatch) ->
     """A call that is little in a large bucket is the host's, as it is, while its engine takes longer for the whole; now
     and then the engine is tried again."""
     tested.FirstWaits.may.set()
-    monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)
+    monkeypatch.setattr(choice, "FIRST_BUCKETS", 1)
     m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
     for n in (60, 64):
         host_run(m, n)
@@ -446,20 +448,20 @@ def test_the_host_takes_what_it_is_faster_at(monkeypatch: pytest.MonkeyPatch) ->
     caller = m._source.caller
     assert caller is not None
     assert caller.buckets is not None
-    (made,) = caller.buckets.buckets
+    (made,), times = caller.buckets.buckets, caller.buckets._times
     host_run(m, 64)
     assert made.calls == 1
-    caller.buckets._host_least, caller.buckets._host_pace = 1.0, 1.0
+    times.host_least = times.host_pace = 1.0
     made.seconds = 20.0
     host_run(m, 10)
     assert made.calls == 1
-    caller.buckets._host_least, caller.buckets._host_pace = 1.0, 1.0  # not what that call took
+    times.host_least = times.host_pace = 1.0  # not what that call took
     host_run(m, 30)
     assert made.calls == 2
     assert made.seconds < 1.0
     made.seconds = 20.0
     for _ in range(15):  # 0.95 ** 14 is less than a half
-        caller.buckets._host_least, caller.buckets._host_pace = 1.0, 1.0
+        times.host_least = times.host_pace = 1.0
         host_run(m, 10)
     assert made.calls >= 3
 
@@ -492,13 +494,13 @@ def test_a_bucket_answers_no_call_before_its_check(monkeypatch: pytest.MonkeyPat
     tested.FirstWaits.may.set()
     seen: list[threading.Thread] = []
 
-    def differs(self: buckets.Buckets, bucket: buckets.Bucket, arrays: Any) -> str:
+    def differs(bucket: Bucket, arrays: Any, reference: Any) -> str:
         assert [a.shape for a in arrays] == [(8, 4)]
         assert (bucket.calls, bucket.inner.is_live) == (0, True)
         seen.append(threading.current_thread())
         return "it differs"
 
-    monkeypatch.setattr(buckets.Buckets, "difference", differs)
+    monkeypatch.setattr(check, "difference", differs)
     m = module(product(), "first_waits_static", buckets="auto", **DROPPED | {"guard_verify": True})
     for n in (7, 8, 8, 6):
         host_run(m, n)
@@ -517,7 +519,7 @@ def test_a_bucket_answers_no_call_before_its_check(monkeypatch: pytest.MonkeyPat
 def test_a_bucket_whose_making_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls go on by exact plans, and the reason is told."""
     tested.FirstWaits.may.set()
-    monkeypatch.setattr(buckets, "pad_graph", lambda *given: 1 / 0)
+    monkeypatch.setattr(forms, "pad_graph", lambda *given: 1 / 0)
     m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
     for n in (7, 8, 9, 9):
         host_run(m, n)
