@@ -135,7 +135,7 @@ def test_the_bucket_that_saves_the_most(given: list[dict[str, int]], rows: Rows 
     wanted = choice.wanted(sizes, found, buckets, is_free=True)
     if share_of(found) < 0.1:
         assert wanted is not None
-        assert wanted.sizes[0] == {s: min(rung(n), largest.sizes[s]) for s, n in sizes.items()}
+        assert wanted.sizes[0] == {s: min(rung(n), largest.form.buckets.get(s, rung(n))) for s, n in sizes.items()}
     elif not is_enough:
         assert wanted is None
         assert times.wasted == 0.0  # padding earned what is not to be had
@@ -246,3 +246,55 @@ def test_times() -> None:
     assert times.host_is_faster(bucket, {"b": 1, "s": 1})
     times.took_host({"n": 2, "b": 1, "s": 1}, 4.0)
     assert times.host_is_faster(bucket, {"b": 1, "s": 100})
+
+
+def test_a_call_that_is_lost_in_a_bucket_of_which_less_varied() -> None:
+    """It gets a bucket of all that varies now, which serves it."""
+    choice = choice_of()
+    for s in (9, 200):
+        choice.note({"b": 1, "s": s})
+    older = bucket_of({"s": 256}, Family({"b": 1}, {"s": "s"}))
+    for b, s in ((2, 200), (1, 3)):
+        choice.note({"b": b, "s": s})
+    call = {"b": 1, "s": 3}
+    found = smallest([older], call)
+    assert found is not None
+    assert choice.wants_another(older, found.sizes, [older])
+    wanted = choice.wanted(call, found, [older], is_free=True)
+    assert wanted is not None
+    assert wanted.family == BOTH
+    assert wanted.tries(None) == [{"b": 1, "s": 3}] * 2
+
+
+def test_a_call_that_is_lost_in_a_bucket_of_a_part_of_the_rows() -> None:
+    """It gets a bucket that serves all its rows, in fewer runs."""
+    choice, call = choice_of(rows=ROWS), {"b": 5, "s": 2}
+    vary(choice)
+    choice.note(call)
+    divided = bucket_of({"b": 8, "s": 256}, BOTH, ROWS)
+    assert divided.runs(call) == 5
+    found = smallest([divided], call)
+    assert found is not None
+    wanted = choice.wanted(call, found, [divided], is_free=True)
+    assert wanted is not None
+    made = bucket_of(wanted.tries(ROWS)[0], wanted.family, ROWS)
+    assert made.sizes_for(call) == call
+    assert made.runs(call) == 1
+
+
+def test_names_that_were_always_equal() -> None:
+    """Exporters name the batch of each input by itself: along the same axis one stands for all, until they differ."""
+    types = [TensorType(np.float32, s) for s in (("s1", "s2"), ("s3", "s2"), ("s4", None))]
+    graph = Graph([Value(f"x{i}", t) for i, t in enumerate(types)], (), (), opsets={"": 18})
+    choice = Choice("auto", Symbols(graph), Times(), {})
+    sizes = [dict(zip(("s1", "s2", "s3", "s4", "dim_2_1"), n, strict=True)) for n in ((2, 9, 2, 2, 9), (3, 7, 3, 3, 7))]
+    for n in sizes:
+        choice.note(n)
+    wanted = choice.wanted(sizes[-1], None, [], is_free=True)
+    assert wanted is not None
+    assert wanted.family == Family({}, {"s1": "s1", "s2": "s2", "s3": "s1", "s4": "s1", "dim_2_1": "dim_2_1"})
+    differs = {**sizes[0], "s3": 5}
+    choice.note(differs)
+    wanted = choice.wanted(differs, None, [], is_free=True)
+    assert wanted is not None
+    assert wanted.family.same == {"s1": "s1", "s2": "s2", "s3": "s3", "s4": "s1", "dim_2_1": "dim_2_1"}

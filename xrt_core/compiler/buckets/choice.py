@@ -89,7 +89,8 @@ class Choice:
 
     def note_saved(self, family: Family, sizes: Mapping[str, int]) -> None:
         """Note what varied before a bucket of these sizes was saved."""
-        self.seen += [family.all_sizes(sizes), family.all_sizes(dict.fromkeys(sizes, 1))]
+        self.note(family.all_sizes(sizes))
+        self.note(family.all_sizes(dict.fromkeys(sizes, 1)))
 
     def refuse(self, family: Family, reason: str, buckets: Collection[Bucket]) -> None:
         """Pad no calls of a family any more, unless it has a bucket."""
@@ -131,7 +132,7 @@ class Choice:
             is_good = self._is_good(found.bucket, found.sizes, buckets)
             return None if is_good else self._for_call(sizes, beside=True)
         family = self._family(sizes)
-        full = _about(found.bucket, found.sizes) if is_lost else self._worthwhile(family, buckets)
+        full = _about(found.bucket, family, sizes) if is_lost else self._worthwhile(family, buckets)
         if full is None or _key(full) in self._given_up:
             self._forget_earned()
             return None
@@ -142,7 +143,8 @@ class Choice:
         """Whether a call of these sizes of a bucket's symbols should look for its bucket again: time wasted on padding
         has earned another, or it is next to nothing but padding."""
         if self._is_lost(bucket, sizes):
-            return _key(_about(bucket, sizes)) not in self._given_up
+            every = bucket.family.all_sizes(sizes)
+            return _key(_about(bucket, self._family(every), every)) not in self._given_up
         return self._times.has_earned and not self._is_good(bucket, sizes, buckets)
 
     def _for_call(self, sizes: Mapping[str, int], beside: bool = False, or_small: bool = False) -> Wanted | None:
@@ -162,18 +164,22 @@ class Choice:
         return None if not own or family in self.refused or wanted.key in self._given_up else wanted
 
     def _family(self, sizes: Mapping[str, int]) -> Family:
-        """Which symbols varied: those that the option names, or that had several sizes so far. Of unnamed dimensions
-        that were always equal, the first stands for all."""
+        """Which symbols varied: those that the option names, or that had several sizes so far. Of those that were
+        always equal, the first stands for all: of dimensions without a name, and of names along the same axis of
+        different inputs, as exporters give each input's batch one of its own."""
         fixed: dict[str, int] = {}
         same: dict[str, str] = {}
-        first: dict[tuple[int, ...], str] = {}
+        first: dict[Hashable, str] = {}
         for name, is_named in self._symbols.is_named.items():
             history = tuple(s[name] for s in self.seen)
             varies = name in self._explicit if self._explicit is not None else len(set(history)) > 1
             if not varies:
                 fixed[name] = sizes[name]
+            elif is_named and self._explicit is not None:
+                same[name] = name
             else:
-                same[name] = name if is_named else first.setdefault(history, name)
+                alike = history, frozenset(self._symbols.axes[name]) if is_named else None
+                same[name] = first.setdefault(alike, name)
         return Family(fixed, same)
 
     def _is_lost(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
@@ -244,9 +250,10 @@ class Choice:
         return largest, full.prod(1)[:, None] * runs
 
 
-def _about(bucket: Bucket, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The sizes of a bucket for a call that is lost in this one."""
-    return {s: min(rung(n), bucket.sizes[s]) for s, n in sizes.items()}
+def _about(bucket: Bucket, family: Family, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of a bucket for a call of these sizes of all symbols that is lost in this one, which may be of a family
+    in which less varied, or have but a part of the rows."""
+    return {s: max(n, min(rung(n), bucket.form.buckets.get(s, rung(n)))) for s, n in family.own(sizes).items()}
 
 
 def _spent(full: Mapping[str, int], sizes: Mapping[str, int], rows: Rows | None) -> int:

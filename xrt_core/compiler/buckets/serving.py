@@ -312,7 +312,7 @@ class Buckets:
             self._note_time(b)
             if b.is_ready:
                 self._ready()
-            elif self._begin is not None and b.check is None:
+            elif self._begin is not None and b.needs_check and b.check is None:
                 b.check = Check(self.name, b, self.examine)
                 self._begin(b.check)
 

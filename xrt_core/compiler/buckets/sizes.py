@@ -23,12 +23,13 @@ class Symbols:
     """The symbols of a graph's inputs, as the user declared them or else the graph.
 
     is_named: for each of them, in order, whether the model named it; empty where no dimension varies, or a rank is
-    unknown.
+    unknown. axes: for each of them the axes of inputs whose sizes it is part of.
     """
 
     def __init__(self, graph: Graph, user: Declared | None = None) -> None:
         self._declared = _declared(graph, user)
-        self.is_named: Mapping[str, bool] = {} if self._declared is None else _named(self._declared)
+        self.axes = {} if self._declared is None else _axes(self._declared)
+        self.is_named = {s: not s.startswith(_UNNAMED) for s in self.axes}
 
     def of_arrays(self, arrays: Sequence[Any]) -> dict[str, int] | None:
         """Their sizes for these arguments; None where those are no arrays with elements, or fit no declared shape."""
@@ -135,12 +136,12 @@ def _dim(d: Dim, i: int, axis: int) -> Dim:
     return f"{_UNNAMED}{i}_{axis}" if d is None else "symbol_" + re.sub(r"\W", "_", d)
 
 
-def _named(declared: Declared) -> dict[str, bool]:
-    """The symbols, in order, and whether the model named them."""
-    found: dict[str, bool] = {}
+def _axes(declared: Declared) -> dict[str, set[int]]:
+    """The symbols, in order, and the axes of inputs in whose sizes they are."""
+    found: dict[str, set[int]] = {}
     for shape in declared.shapes:
-        for d in shape or ():
+        for axis, d in enumerate(shape or ()):
             made = None if d is None else expression(d)
             for s in sorted(made.symbols) if made is not None else ():
-                found.setdefault(s, not s.startswith(_UNNAMED))
+                found.setdefault(s, set()).add(axis)
     return found
