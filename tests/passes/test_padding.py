@@ -104,7 +104,9 @@ def build(make: Callable[[Builder], Value]) -> Graph:
         (lambda g: g.add("Add", g.x, g.weight(7, HIDDEN)), "sizes 7, s are combined"),
         (lambda g: g.add("Gather", g.x, g.add("Squeeze", g.add("ReduceMin", g.ids)), axis=1), "behind the valid size"),
         (lambda g: g.add("Reshape", g.x, g.ints(3, -1)), "not made of whole axes"),
-        (lambda g: g.add("InstanceNormalization", g.x, g.weight(7), g.weight(7)), "a normalised axis carries padding"),
+        (lambda g: g.add("InstanceNormalization", g.x, g.weight(7), g.weight(7)), "the axis of channels"),
+        (lambda g: g.add("GroupNormalization", _channels(g), g.weight(2), g.weight(2), num_groups=2),
+         "a normalised axis"),
         (lambda g: g.add("RandomNormalLike", g.x), "no rule"),
         (lambda g: g.add("Split", g.x, num_outputs=2, axis=1, outputs=2)[0], "axis that is split"),
         (lambda g: g.add("ArgMax", g.x, axis=1, select_last_index=1), "the last is taken"),
@@ -160,6 +162,12 @@ def _by_places(g: Builder, *, stride: int | None = None, first: int = 0, repeate
     return g.add("Gather", g.add("Reshape", g.mask, g.ints(-1)), index, axis=0)
 
 
+def _merged_sums(g: Builder, x: Value) -> Value:
+    """Two axes as one, whose size is computed as their product."""
+    size = g.add("Mul", g.size(x, 0), g.size(x, 1))
+    return g.add("ReduceSum", g.add("Reshape", x, g.add("Concat", size, g.ints(HIDDEN), axis=0)), g.ints(0))
+
+
 CASES: dict[str, Callable[[Builder], Value]] = {
     "GatherND of all places": lambda g: looked_up(g, "GatherND"),
     "Gather of all places": lambda g: looked_up(g, "Gather"),
@@ -192,11 +200,18 @@ CASES: dict[str, Callable[[Builder], Value]] = {
     "MaxPool": lambda g: g.add("MaxPool", _channels(g), kernel_shape=(3,), strides=(2,), pads=(1, 1)),
     "AveragePool": lambda g: g.add("AveragePool", _channels(g), kernel_shape=(2,), strides=(1,), pads=(1, 1),
                                    count_include_pad=1),
+    "AveragePool of what is there": lambda g: g.add("AveragePool", _channels(g), kernel_shape=(3,), strides=(2,),
+                                                    pads=(1, 1)),
     "GlobalMaxPool": lambda g: g.add("GlobalMaxPool", _channels(g)),
     "Dropout": lambda g: g.add("Dropout", g.x),
     "MatMulInteger": lambda g: g.add("MatMulInteger", g.add("Cast", g.x, to=3),
                                      Value.constant(np.ones((HIDDEN, 2), np.int8))),
     "QuantizeLinear": lambda g: g.add("QuantizeLinear", g.x, g.number(0.1), Value.constant(np.array(3, np.uint8))),
+    "InstanceNormalization": lambda g: g.add("InstanceNormalization", _channels(g), g.weight(HIDDEN), g.weight(HIDDEN)),
+    "InstanceNormalization of groups": lambda g: g.add("InstanceNormalization", g.add("Reshape", _channels(g), g.ints(
+        0, 2, -1)), g.weight(2), g.weight(2), epsilon=1e-3),
+    "InstanceNormalization of float16": lambda g: g.add("Cast", g.add("InstanceNormalization", *[g.add(
+        "Cast", v, to=10) for v in (_channels(g), g.weight(HIDDEN), g.weight(HIDDEN))]), to=1),
     "LpNormalization": lambda g: g.add("LpNormalization", g.x, axis=1),
     "MeanVarianceNormalization": lambda g: g.add("MeanVarianceNormalization", g.x, axes=(2,)),
     "Trilu": lambda g: g.add("Trilu", g.add("MatMul", g.x, _channels(g))),
@@ -205,6 +220,9 @@ CASES: dict[str, Callable[[Builder], Value]] = {
     "merged axes": lambda g: g.add("ReduceMax", g.add("Reshape", g.x, g.ints(-1, HIDDEN)), g.ints(0)),
     "merged and kept": lambda g: g.add("Reshape", g.add("Softmax", g.add("Flatten", _heads(g), axis=3), axis=0),
                                        g.ints(-1)),
+    "merged axes whose sizes are sums": lambda g: _merged_sums(g, g.add("Pad", g.x, g.ints(0, 0, 0, 1, 1, 0))),
+    "Mod of sizes": lambda g: g.add("Slice", g.x, g.ints(0), g.add("Add", g.add("Mod", g.size(g.x, 2), g.ints(3)),
+                                                                   g.add("Mod", g.size(g.x, 1), g.ints(1))), g.ints(2)),
     "Concat in the middle": lambda g: g.add("Concat", g.x, g.add("Neg", g.x), g.x, axis=1),
     "Tile": lambda g: g.add("ReduceSum", g.add("Tile", g.x, g.ints(2, 3, 1)), g.ints(1)),
     "Slice backwards": lambda g: g.add("Slice", g.x, g.ints(-1), g.ints(-(2**63)), g.ints(1), g.ints(-2)),

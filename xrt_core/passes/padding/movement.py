@@ -119,6 +119,11 @@ def _grouped(
     for size in wanted:
         group: list[Expr] = []
         done = Expr.of(1)
+        for count in range(1, len(left) + 1):  # where the size is a sum, it cannot be divided by each factor
+            if product(left[-count:]) == size:
+                group, done = left[: -count - 1 : -1], size
+                del left[-count:]
+                break
         while done != size:
             if not left:
                 raise p.refused(f"the size {size} is not made of whole axes")

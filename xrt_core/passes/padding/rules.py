@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.ir.graph import Node
+from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.op_traits import draws_random, traits_of
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.symbols import product
@@ -395,9 +395,20 @@ def _pool(p: Padder, node: Node, given: Given) -> Given:
         fill = p.lowest(x.dtype)
     elif node.op_type == "AveragePool" and not number(node, "count_include_pad", 0):
         if any(window[1][i - 2] for i in over):
-            raise p.refused("a window at the edge is divided by the number of elements within")
+            return [_average_at_edges(p, node, x, out)]
         return p.copy(node, [x], [out])  # no window of a valid place reaches padding
     return p.copy(node, [p.masked(x, over, fill)], [out])
+
+
+def _average_at_edges(p: Padder, node: Node, x: Padded, out: Sequence[Axis]) -> Padded:
+    """AveragePool whose windows at the edge are divided by the number of elements within: that of zeros behind what is
+    valid, by the share that is."""
+    over = [i for i in range(2, x.rank) if is_padded(x.axes[i])]
+    own = [(), (), *x.axes[2:]]
+    ones = p.padded(p.constant(np.ones(p.sizes(own), x.dtype)), own)
+    attributes = {**node.attributes, "count_include_pad": 1}
+    sums, shares = (p.emit("AveragePool", [p.data(p.masked(s, over, 0))], **attributes) for s in (x, ones))
+    return p.padded(p.emit("Div", [sums, shares]), out)
 
 
 # --- normalisations ---------------------------------------------------------------------------------------------------
@@ -422,10 +433,36 @@ def _channel_norm(p: Padder, node: Node, given: Given) -> Given:
     elif node.op_type == "LRN":
         require_unpadded(p, x, [1], "the axis of channels")
     else:
-        require_unpadded(p, x, range(1, x.rank), "a normalised axis")
+        require_unpadded(p, x, [1], "the axis of channels")
     for s in given[1:]:
         require_unpadded(p, s, None, "a scale")
+    if node.op_type == "InstanceNormalization" and any(is_padded(a) for a in x.axes[2:]):
+        return [_instance_norm(p, node, x, given[1:])]
+    if node.op_type == "GroupNormalization":
+        require_unpadded(p, x, range(2, x.rank), "a normalised axis")
     return p.copy(node, given, [x.axes] + [None] * (len(node.outputs) - 1))
+
+
+def _instance_norm(p: Padder, node: Node, x: Padded, given: Given) -> Padded:
+    """InstanceNormalization by the mean and the variance of what is valid; of narrow floats in float32."""
+    wide = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
+
+    def widened(s: Padded) -> Value:
+        return p.data(s) if s.dtype == wide else p.emit("Cast", [p.data(s)], to=type_code(wide))
+
+    space = range(2, x.rank)
+    axes = _without(x.axes, space, 1)
+    scale, bias = (
+        p.shaped(widened(s), [p.size(x.axes[1]), *[1] * (x.rank - 2)]) for s in given if s is not None
+    )  # fmt: skip
+    whole = p.padded(widened(x), x.axes)
+    apart = p.padded(p.emit("Sub", [p.data(whole), p.data(_mean(p, whole, space, axes, 1))]), x.axes)
+    square = p.padded(p.emit("Mul", [p.data(apart)] * 2), x.axes)
+    variance = p.data(_mean(p, square, space, axes, 1))
+    epsilon = p.constant(np.array(node.attributes.get("epsilon", 1e-5), wide))
+    spread = p.emit("Sqrt", [p.emit("Add", [variance, epsilon])])
+    made = p.emit("Add", [p.emit("Mul", [p.emit("Div", [p.data(apart), spread]), scale]), bias])
+    return p.padded(made if wide == x.dtype else p.emit("Cast", [made], to=type_code(x.dtype)), x.axes)
 
 
 def _mean_variance(p: Padder, node: Node, given: Given) -> Given:

@@ -102,6 +102,19 @@ def _divided(bounds: Bounds) -> Callable[[Expr, Expr], Expr]:
     return divide
 
 
+def _remainder(node: Node, ks: list[Known], inputs: Any, bounds: Bounds) -> Known:
+    """Of a division that rounds down, by a number."""
+    if node.attributes.get("fmod"):
+        raise _Unknown
+
+    def remainder(a: Expr, b: Expr) -> Expr:
+        if not b.constant or b.constant < 0:
+            raise _Unknown
+        return a - (a // b.constant) * b
+
+    return _each(remainder, *ks)
+
+
 def _compared(bounds: Bounds, op: str) -> Callable[[Any, Any], bool]:
     def compare(a: Any, b: Any) -> bool:
         if isinstance(a, bool) or isinstance(b, bool):
@@ -269,6 +282,7 @@ _TABLE: Final[dict[str, Callable[..., Known]]] = {
     "Tile": lambda node, ks, inputs, bounds: np.tile(ks[0], _numbers(ks[1])),
     "Add": lambda node, ks, inputs, bounds: _each(lambda a, b: a + b, *ks),
     "Sub": lambda node, ks, inputs, bounds: _each(lambda a, b: a - b, *ks),
+    "Mod": _remainder,
     "Mul": lambda node, ks, inputs, bounds: _each(lambda a, b: a * b, *ks),
     "Neg": lambda node, ks, inputs, bounds: _each(lambda a: -a, *ks),
     "Div": lambda node, ks, inputs, bounds: _each(_divided(bounds), *ks),
