@@ -93,6 +93,7 @@ def test_a_quiet_engine_passes() -> None:
     assert stressed(lambda run, results: None) == StressResult()
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("size", [8, 16])
 def test_a_ring_of_buffers_is_found(size: int) -> None:
     """Results of earlier runs must keep their memory, also in a process with others in it."""
