@@ -141,7 +141,7 @@ def test_bounds_are_carried_back_to_the_parameters() -> None:
 
 
 def test_computed_indices_are_proved_or_kept_from_engines() -> None:
-    """By the range of an ArgMax, of a remainder, of Clip, Min and Max, and of sums; not through floats."""
+    """By the range of an ArgMax, of a remainder, of Clip, Min and Max, of sums and products, and of counting; not through floats."""
     i, table, y = _value("i", INT, 4), _value("t", F, 7, 2), _value("y", F, 3, 7)
     six, zero, five = _known("six", np.int64(6)), _known("zero", np.int64(0)), _known("five", np.int64(5))
 
@@ -161,6 +161,14 @@ def test_computed_indices_are_proved_or_kept_from_engines() -> None:
     assert is_proved(low, _apply("Min", _out(low), five))
     assert not is_proved(low)
     assert not is_proved(_apply("Mul", i, six))
+    equal = _apply("Equal", i, zero)
+    truth = _apply("Cast", _out(equal), to=7)
+    count = _apply("CumSum", _out(truth), _known("axis", np.int64(0)))  # of four
+    assert is_proved(equal, truth, count, _apply("Mul", _out(count), _out(truth)))
+    assert is_proved(equal, truth, count, _apply("Add", _out(count), _known("one", np.int64(1))))
+    assert not is_proved(equal, truth, count, _apply("Add", _out(count), _known("three", np.int64(3))))
+    assert not is_proved(equal, truth, count, _apply("Mul", _out(count), _known("two", np.int64(2))))
+    assert not is_proved(_apply("CumSum", i, _known("axis", np.int64(0))))
     floats = _apply("Clip", _value("x", F, 4), _known("a", np.float32(0)), _known("b", np.float32(5)))
     assert not is_proved(floats, _apply("Cast", _out(floats), to=7))  # NaN
     assert is_proved(_apply("Unsqueeze", i, _known("axes", np.array([0]))))  # which is checked at each call

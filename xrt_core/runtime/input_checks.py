@@ -267,11 +267,20 @@ def _sources(origin: Origin | None, result: Value, wanted: Bounds) -> list[tuple
 
 
 _Range = tuple[float, float]
-_MOST_STEPS: Final = 8  # of arithmetic on an index that are followed
+_MOST_STEPS: Final = 16  # of arithmetic on an index that are followed
 
 
-def _range(v: Value, origins: Origins, steps: int = _MOST_STEPS) -> _Range:
-    """The range of the elements of integers, infinite where nothing is known."""
+def _range(
+    v: Value, origins: Origins, steps: int = _MOST_STEPS, found: dict[tuple[Value, int], _Range] | None = None
+) -> _Range:
+    """The range of the elements of integers, infinite where nothing is known. found: those that were computed."""
+    found = {} if found is None else found
+    if (v, steps) not in found:
+        found[v, steps] = _range_of(v, origins, steps, found)
+    return found[v, steps]
+
+
+def _range_of(v: Value, origins: Origins, steps: int, found: dict[tuple[Value, int], _Range]) -> _Range:
     dtype = v.dtype
     if dtype is None or dtype.kind not in "iub":
         return -math.inf, math.inf  # floats may be NaN, whose integer is anything
@@ -285,7 +294,7 @@ def _range(v: Value, origins: Origins, steps: int = _MOST_STEPS) -> _Range:
     if isinstance(origin, Turn):
         return 0, min(max(origin.limit - 1, 0), whole[1])
     sources = origin.inputs if isinstance(origin, Node) else origin
-    given = [_range(x, origins, steps - 1) for x in sources if x is not None]
+    given = [_range(x, origins, steps - 1, found) for x in sources if x is not None]
     if isinstance(origin, Node):
         low, high = _computed(origin, v, given)
     else:
@@ -307,6 +316,11 @@ def _computed(node: Node, result: Value, given: Sequence[_Range]) -> _Range:
     if op in ("Add", "Sub") and len(given) == 2:
         (a, b), (c, d) = given
         return (a + c, b + d) if op == "Add" else (a - d, b - c)
+    if op == "Mul" and len(given) == 2:
+        ends = [x * y for x in given[0] for y in given[1]]
+        return min(ends), max(ends)
+    if op == "CumSum":
+        return _summed(node, given[0])
     if op in ("Max", "Min") and given:
         pick = max if op == "Max" else min
         return pick(low for low, _ in given), pick(high for _, high in given)
@@ -321,6 +335,15 @@ def _computed(node: Node, result: Value, given: Sequence[_Range]) -> _Range:
         own = [r for x, r in zip([x for x in node.inputs if x is not None], given, strict=True) if x in sources]
         return (min(low for low, _ in own), max(high for _, high in own)) if own else unknown
     return unknown
+
+
+def _summed(node: Node, each: _Range) -> _Range:
+    """The range of a CumSum: of sums of all along its axis, and of fewer."""
+    x, axis = _dims(node, 0), None if node.inputs[1] is None else node.inputs[1].data
+    if not x or axis is None or axis.size != 1 or not -len(x) <= int(axis.reshape(-1)[0]) < len(x):
+        return -math.inf, math.inf
+    most = x[int(axis.reshape(-1)[0])]
+    return min(0, most * each[0]), max(0, most * each[1])
 
 
 def _before(node: Node, result: Value, wanted: Bounds) -> list[tuple[Value, Bounds]]:

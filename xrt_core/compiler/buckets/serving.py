@@ -181,7 +181,9 @@ class Buckets:
         """The decisions about padding, human-readable, of a signature that `found` answers."""
         if found is None:
             why = "; ".join(dict.fromkeys(self._choice.refused.values()))
-            return f"not padded: {why}" if why else "not padded: no size has varied yet"
+            if not why:
+                why = "it was compiled before a size had varied" if self.buckets else "no size has varied yet"
+            return f"not padded: {why}"
         if found.bucket is None:
             return "not padded yet: a bucket is being made, the host answers"
         lines = [found.bucket.explain(found.sizes)]
