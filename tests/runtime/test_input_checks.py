@@ -141,7 +141,10 @@ def test_bounds_are_carried_back_to_the_parameters() -> None:
 
 
 def test_computed_indices_are_proved_or_kept_from_engines() -> None:
-    """By the range of an ArgMax, of a remainder, of Clip, Min and Max, of sums and products, and of counting; not through floats."""
+    """By the range of an ArgMax, of a remainder, of Clip, Min and Max, of sums and products, and of counting.
+
+    Not through floats.
+    """
     i, table, y = _value("i", INT, 4), _value("t", F, 7, 2), _value("y", F, 3, 7)
     six, zero, five = _known("six", np.int64(6)), _known("zero", np.int64(0)), _known("five", np.int64(5))
 
