@@ -13,11 +13,12 @@ import pytest
 
 from tests.fake_engines import FakeEngine, fake_engine
 from tests.passes.varying_graphs import HIDDEN, Builder, arguments, encoder
-from xrt_core.compiler.buckets import Bucket, choice, edges, forms, rung
+from xrt_core.compiler.buckets import Bucket, Buckets, choice, edges, forms, rung
 from xrt_core.compiler.buckets.bucket import smallest
 from xrt_core.compiler.buckets.check import difference
 from xrt_core.compiler.services import usable_processors
 from xrt_core.errors import OptionError
+from xrt_core.events import EventLog
 from xrt_core.host.executor import run_graph
 from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
@@ -321,3 +322,33 @@ def test_option() -> None:
     for wrong in ({"batch": 0}, {"batch": ()}, {}, "always", 3):
         with pytest.raises(OptionError, match="buckets"):
             XRTModule(Graph((), (), (), opsets={"": 18}), buckets=wrong)
+
+
+def test_nothing_checks_a_bucket_whose_results_are_not_verified(graph: Graph) -> None:
+    """Not when its executables are forgotten again as they become live either; calls use it once engines run it."""
+
+    class Inner:
+        """What an engine runs now and then."""
+
+        is_live, is_pending, runs_beside_itself = False, False, False
+
+        def build(self, arrays: Any) -> None:
+            """It is there already."""
+
+    begun: list[Any] = []
+    made = Buckets(graph, "auto", lambda padded: Inner(), EventLog(), begin=begun.append)  # type: ignore[arg-type]
+    for b, s in ((1, 5), (2, 9)):
+        found = made.find(arguments(np.random.default_rng(0), b, s))
+    assert found == (None, {"b": 2, "s": 9})
+    (making,) = begun
+    making.prepare()
+    (bucket,) = made.buckets
+    made.became_live(bucket.inner)
+    assert begun == [making]
+    bucket.inner.is_live = True
+    made.became_live(bucket.inner)
+    assert begun == [making]
+    assert not bucket.failed
+    found = made.find(arguments(np.random.default_rng(0), 2, 9))
+    assert found is not None
+    assert found.bucket is bucket

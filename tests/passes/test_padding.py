@@ -113,6 +113,7 @@ def build(make: Callable[[Builder], Value]) -> Graph:
         (lambda g: g.add("Resize", g.x, None, None, g.ints(3, 14, HIDDEN), mode="linear"), "ratio that depends"),
         (lambda g: _by_places(g, stride=7), "between the valid elements of a merged axis"),
         (lambda g: _by_places(g, first=1), "between the valid elements of a merged axis"),
+        (lambda g: _turned(g, 1), "between the valid elements of a merged axis"),
     ],
 )  # fmt: skip
 def test_refusals(make: Callable[[Builder], Value], reason: str) -> None:
@@ -152,6 +153,17 @@ def _pairs(g: Builder, count: Value | None = None) -> Value:
     return g.add("GatherND", g.x, g.add("Concat", rows, _places(g), axis=-1))
 
 
+def _turned(g: Builder, times: int) -> Value:
+    """Elements of the mask by row * length + place, where that index was transposed so many times, and moved else."""
+    b, s = (g.add("Squeeze", g.size(g.ids, axis)) for axis in (0, 1))
+    rows = g.add("Squeeze", g.add("Unsqueeze", g.add("Range", g.scalar(0), b, g.scalar(1)), g.ints(1, 2)), g.ints(2))
+    index = g.add("Add", g.add("Mul", s, rows), g.add("Identity", g.add("Range", g.scalar(0), s, g.scalar(1))))
+    for _ in range(times):
+        index = g.add("Transpose", index, perm=(1, 0))
+    index = g.add("Reshape", g.add("Cast", index, to=6), g.add("Concat", g.ints(1), g.add("Shape", index), axis=0))
+    return g.add("Gather", g.add("Reshape", g.mask, g.ints(-1)), index, axis=0)
+
+
 def _by_places(g: Builder, *, stride: int | None = None, first: int = 0, repeated: int = 1) -> Value:
     """Elements of the mask by row * stride + place, from a first one on, for so many of them beside one another."""
     b, s = (g.add("Squeeze", g.size(g.ids, axis)) for axis in (0, 1))
@@ -172,6 +184,8 @@ CASES: dict[str, Callable[[Builder], Value]] = {
     "GatherND of all places": lambda g: looked_up(g, "GatherND"),
     "Gather of all places": lambda g: looked_up(g, "Gather"),
     "Gather of all places twice": lambda g: _by_places(g, repeated=2),
+    "Gather of all places in order": lambda g: _turned(g, 0),
+    "Gather of all places turned twice": lambda g: _turned(g, 2),
     "GatherElements": lambda g: g.add(
         "GatherElements", g.x, g.add("Expand", g.add("Unsqueeze", g.add("Mod", g.ids, g.scalar(8)), g.ints(2)),
                                      g.add("Shape", g.x)), axis=2),
@@ -202,6 +216,8 @@ CASES: dict[str, Callable[[Builder], Value]] = {
                                    count_include_pad=1),
     "AveragePool of what is there": lambda g: g.add("AveragePool", _channels(g), kernel_shape=(3,), strides=(2,),
                                                     pads=(1, 1)),
+    "AveragePool of float16": lambda g: g.add("Cast", g.add("AveragePool", g.add("Cast", _channels(g), to=10),
+                                                           kernel_shape=(3,), pads=(1, 1)), to=1),
     "GlobalMaxPool": lambda g: g.add("GlobalMaxPool", _channels(g)),
     "Dropout": lambda g: g.add("Dropout", g.x),
     "MatMulInteger": lambda g: g.add("MatMulInteger", g.add("Cast", g.x, to=3),

@@ -53,6 +53,10 @@ class Runs(Protocol):
         """Build executables again that failed, where another attempt is due."""
         ...
 
+    def forget(self, reason: str) -> None:
+        """Give its executables up."""
+        ...
+
 
 @dataclass(eq=False)
 class Bucket:

@@ -78,6 +78,7 @@ class Choice:
                 known = ", ".join(symbols.is_named) or "no symbols"
                 hint = nearest(name, symbols.is_named)
                 raise OptionError(f"buckets: the model has no symbol {name!r}; its inputs have {known}{hint}")
+        self._same: Mapping[str, str] = self._varied()  # of `Family`, for the sizes that were seen
 
     # --- what is known ------------------------------------------------------------------------------------------------
 
@@ -86,6 +87,7 @@ class Choice:
         if sizes not in self.seen:
             self.seen.append(sizes)
             del self.seen[:-MAX_SEEN]
+            self._same = self._varied()
 
     def note_saved(self, family: Family, sizes: Mapping[str, int]) -> None:
         """Note what varied before a bucket of these sizes was saved."""
@@ -164,23 +166,26 @@ class Choice:
         return None if not own or family in self.refused or wanted.key in self._given_up else wanted
 
     def _family(self, sizes: Mapping[str, int]) -> Family:
+        """That of calls of these sizes of all symbols."""
+        same = self._same
+        return Family({s: n for s, n in sizes.items() if s not in same}, same)
+
+    def _varied(self) -> dict[str, str]:
         """Which symbols varied: those that the option names, or that had several sizes so far. Of those that were
         always equal, the first stands for all: of dimensions without a name, and of names along the same axis of
         different inputs, as exporters give each input's batch one of its own."""
-        fixed: dict[str, int] = {}
         same: dict[str, str] = {}
         first: dict[Hashable, str] = {}
         for name, is_named in self._symbols.is_named.items():
             history = tuple(s[name] for s in self.seen)
-            varies = name in self._explicit if self._explicit is not None else len(set(history)) > 1
-            if not varies:
-                fixed[name] = sizes[name]
-            elif is_named and self._explicit is not None:
+            if not (name in self._explicit if self._explicit is not None else len(set(history)) > 1):
+                continue
+            if is_named and self._explicit is not None:  # its sizes are its own
                 same[name] = name
-            else:
-                alike = history, frozenset(self._symbols.axes[name]) if is_named else None
-                same[name] = first.setdefault(alike, name)
-        return Family(fixed, same)
+                continue
+            alike = history, frozenset(self._symbols.axes[name]) if is_named else None
+            same[name] = first.setdefault(alike, name)
+        return same
 
     def _is_lost(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         """Whether a call in this bucket is next to nothing but padding."""

@@ -143,7 +143,7 @@ class Buckets:
         faster, or another is worth making."""
         if bucket.failed or not bucket.is_ready or self._times.host_is_faster(bucket, sizes):
             return True
-        return self._choice.wants_another(bucket, sizes, self.buckets) and self._is_free
+        return self._is_free and self._choice.wants_another(bucket, sizes, self.buckets)
 
     def known(self, arrays: Sequence[Any]) -> Found | None:
         """The bucket that is there for these arguments, though engines may not run it yet, or None."""

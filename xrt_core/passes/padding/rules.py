@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.graph import Node
 from xrt_core.ir.op_traits import draws_random, traits_of
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.symbols import product
@@ -179,20 +179,24 @@ def _mean(p: Padder, x: Padded, reduced: Sequence[int], axes: tuple[Axis, ...], 
     """The sum of the valid elements, divided by their number; of narrow floats in float32, as their mean is."""
     if not float_like(x.dtype):
         raise p.refused(f"a mean of {x.dtype} over padding")
-    masked = p.masked(x, [i for i in reduced if is_padded(x.axes[i])], 0)
-    data, wide = p.data(masked), x.dtype
-    if x.dtype.itemsize < 4:
-        wide = np.dtype(np.float32)
-        data = p.emit("Cast", [data], to=1)
+    masked = _widened(p, p.masked(x, [i for i in reduced if is_padded(x.axes[i])], 0))
+    data, wide = p.data(masked), masked.dtype
     if since_version("ReduceSum", "", p.opset) >= 13:
         total = p.emit("ReduceSum", [data, p.vector(*reduced)], keepdims=keep)
     else:
         total = p.emit("ReduceSum", [data], axes=tuple(reduced), keepdims=keep)
     count = p.emit("Cast", [p.scalar(product(product(x.axes[i]) for i in reduced))], to=type_code(wide))
-    made = p.emit("Div", [total, count])
-    if wide != x.dtype:
-        made = p.emit("Cast", [made], to=type_code(x.dtype))
-    return p.padded(made, axes)
+    return _narrowed(p, p.padded(p.emit("Div", [total, count]), axes), x.dtype)
+
+
+def _widened(p: Padder, x: Padded) -> Padded:
+    """Narrow floats as float32."""
+    return x if x.dtype.itemsize >= 4 else p.padded(p.emit("Cast", [p.data(x)], to=1), x.axes)
+
+
+def _narrowed(p: Padder, x: Padded, dtype: np.dtype) -> Padded:
+    """What was computed of widened floats, as these were."""
+    return x if x.dtype == dtype else p.padded(p.emit("Cast", [p.data(x)], to=type_code(dtype)), x.axes)
 
 
 def _arg_extreme(p: Padder, node: Node, given: Given) -> Given:
@@ -402,13 +406,13 @@ def _pool(p: Padder, node: Node, given: Given) -> Given:
 
 def _average_at_edges(p: Padder, node: Node, x: Padded, out: Sequence[Axis]) -> Padded:
     """AveragePool whose windows at the edge are divided by the number of elements within: that of zeros behind what is
-    valid, by the share that is."""
+    valid, by the share that is; of narrow floats in float32."""
     over = [i for i in range(2, x.rank) if is_padded(x.axes[i])]
-    own = [(), (), *x.axes[2:]]
-    ones = p.padded(p.constant(np.ones(p.sizes(own), x.dtype)), own)
+    whole, own = _widened(p, x), [(), (), *x.axes[2:]]
+    ones = p.padded(p.constant(np.ones(p.sizes(own), whole.dtype)), own)
     attributes = {**node.attributes, "count_include_pad": 1}
-    sums, shares = (p.emit("AveragePool", [p.data(p.masked(s, over, 0))], **attributes) for s in (x, ones))
-    return p.padded(p.emit("Div", [sums, shares]), out)
+    sums, shares = (p.emit("AveragePool", [p.data(p.masked(s, over, 0))], **attributes) for s in (whole, ones))
+    return _narrowed(p, p.padded(p.emit("Div", [sums, shares]), out), x.dtype)
 
 
 # --- normalisations ---------------------------------------------------------------------------------------------------
@@ -426,14 +430,9 @@ def _layer_norm(p: Padder, node: Node, given: Given) -> Given:
 
 def _channel_norm(p: Padder, node: Node, given: Given) -> Given:
     x = first_of(p, given)
-    if node.op_type == "BatchNormalization":
-        if number(node, "training_mode", 0) or sum(v is not None for v in node.outputs) > 1:
-            raise p.refused("a mean over padding")
-        require_unpadded(p, x, [1], "the axis of channels")
-    elif node.op_type == "LRN":
-        require_unpadded(p, x, [1], "the axis of channels")
-    else:
-        require_unpadded(p, x, [1], "the axis of channels")
+    if number(node, "training_mode", 0) or sum(v is not None for v in node.outputs) > 1:  # of BatchNormalization
+        raise p.refused("a mean over padding")
+    require_unpadded(p, x, [1], "the axis of channels")
     for s in given[1:]:
         require_unpadded(p, s, None, "a scale")
     if node.op_type == "InstanceNormalization" and any(is_padded(a) for a in x.axes[2:]):
@@ -445,24 +444,18 @@ def _channel_norm(p: Padder, node: Node, given: Given) -> Given:
 
 def _instance_norm(p: Padder, node: Node, x: Padded, given: Given) -> Padded:
     """InstanceNormalization by the mean and the variance of what is valid; of narrow floats in float32."""
-    wide = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
-
-    def widened(s: Padded) -> Value:
-        return p.data(s) if s.dtype == wide else p.emit("Cast", [p.data(s)], to=type_code(wide))
-
     space = range(2, x.rank)
     axes = _without(x.axes, space, 1)
-    scale, bias = (
-        p.shaped(widened(s), [p.size(x.axes[1]), *[1] * (x.rank - 2)]) for s in given if s is not None
-    )  # fmt: skip
-    whole = p.padded(widened(x), x.axes)
+    along = [p.size(x.axes[1]), *[1] * (x.rank - 2)]
+    scale, bias = (p.shaped(p.data(_widened(p, s)), along) for s in given if s is not None)
+    whole = _widened(p, x)
     apart = p.padded(p.emit("Sub", [p.data(whole), p.data(_mean(p, whole, space, axes, 1))]), x.axes)
     square = p.padded(p.emit("Mul", [p.data(apart)] * 2), x.axes)
     variance = p.data(_mean(p, square, space, axes, 1))
-    epsilon = p.constant(np.array(node.attributes.get("epsilon", 1e-5), wide))
+    epsilon = p.constant(np.array(node.attributes.get("epsilon", 1e-5), whole.dtype))
     spread = p.emit("Sqrt", [p.emit("Add", [variance, epsilon])])
     made = p.emit("Add", [p.emit("Mul", [p.emit("Div", [p.data(apart), spread]), scale]), bias])
-    return p.padded(made if wide == x.dtype else p.emit("Cast", [made], to=type_code(x.dtype)), x.axes)
+    return _narrowed(p, p.padded(made, x.axes), x.dtype)
 
 
 def _mean_variance(p: Padder, node: Node, given: Given) -> Given:
