@@ -112,10 +112,17 @@ def test_one_compiles_and_the_rest_load(cluster: None, tmp_path: pathlib.Path) -
     assert sorted(("cache.stored" in e, "cache.hit" in e) for e in noted) == [(False, True), (True, False)]
 
 
-def slowly(row: dict[str, Any]) -> dict[str, Any]:
-    """A row, after a while: the job is not done when a worker is killed."""
-    time.sleep(0.04)
-    return row
+class Held:
+    """Rows of which the second half waits for a third worker: the job is not done before the one that is killed has
+    been replaced."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder, self.until = folder, time.time() + 120
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        while row["id"] >= ROWS // 2 and len(events(self.folder)) < 3 and time.time() < self.until:
+            time.sleep(0.05)
+        return row
 
 
 def test_a_worker_that_is_killed(cluster: None, tmp_path: pathlib.Path) -> None:
@@ -123,13 +130,14 @@ def test_a_worker_that_is_killed(cluster: None, tmp_path: pathlib.Path) -> None:
     given = options(tmp_path)
     dataset, x = rows()
     found, dead = [], 0
-    for row in batches.map(dataset.map(slowly), Noted(tmp_path / "notes"), workers=2, **given).iter_rows():
+    notes = tmp_path / "notes"
+    for row in batches.map(dataset.map(Held(notes).__call__), Noted(notes), workers=2, **given).iter_rows():
         found.append(row)
         if not dead:
-            dead = int(next((tmp_path / "notes").glob("*.txt")).stem)
+            dead = int(next(notes.glob("*.txt")).stem)
             os.kill(dead, signal.SIGKILL)
     assert not pathlib.Path(f"/proc/{dead}").exists()
-    assert len(events(tmp_path / "notes")) == 3, "the job was over before the worker was killed"
+    assert len(events(notes)) == 3, "no worker took the place of the one that was killed"
     assert sorted(r["id"] for r in found) == list(range(ROWS))
     for r in found:
         np.testing.assert_allclose(r["scores"], np.tanh(x[r["id"]] @ W), rtol=1e-5, atol=1e-6)
