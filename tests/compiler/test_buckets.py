@@ -134,7 +134,7 @@ def test_a_bucket_that_cannot_be_made_beside_another(
     """The larger one serves; it is told once, and not tried again in each call."""
     m, tried = module_of(graph), []
 
-    def broken(*given: Any) -> Any:
+    def broken(*given: Any, **more: Any) -> Any:
         tried.append(given)
         raise ZeroDivisionError("in the background")
 

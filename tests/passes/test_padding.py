@@ -10,6 +10,7 @@ import pytest
 
 from tests.passes.varying_graphs import HIDDEN, SHAPES, Builder, arguments, encoder, looked_up, soup
 from xrt_core.errors import ExecutionError
+from xrt_core.frontends.onnx_functions import function_body
 from xrt_core.host.executor import run_graph
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.verifier import verify
@@ -174,6 +175,23 @@ def _by_places(g: Builder, *, stride: int | None = None, first: int = 0, repeate
     return g.add("Gather", g.add("Reshape", g.mask, g.ints(-1)), index, axis=0)
 
 
+def _quantised_conv(g: Builder, op: str) -> Value:
+    """Channels in uint8 with a zero point from data, convolved."""
+    x, scale, zero = g.add("DynamicQuantizeLinear", _channels(g), outputs=3)
+    w = Value.constant(g.rng.integers(0, 9, (3, HIDDEN, 3)).astype(np.uint8))
+    of_w = g.number(0.1), Value.constant(np.array(4, np.uint8))
+    window = {"pads": (1, 1), "strides": (2,)}
+    if op == "ConvInteger":
+        return g.add("Cast", g.add(op, x, w, zero, of_w[1], **window), to=1)
+    return g.add(op, x, scale, zero, w, *of_w, g.number(0.2), of_w[1], **window)
+
+
+def _sized_by_split(g: Builder) -> Value:
+    """The last two axes as one, by sizes that come out of a Split of the shape."""
+    b, s, h = g.add("Split", g.add("Shape", g.x), g.ints(1, 1, 1), axis=0, outputs=3)
+    return g.add("Softmax", g.add("Reshape", g.x, g.add("Concat", b, g.add("Mul", s, h), axis=0)), axis=1)
+
+
 def _merged_sums(g: Builder, x: Value) -> Value:
     """Two axes as one, whose size is computed as their product."""
     size = g.add("Mul", g.size(x, 0), g.size(x, 1))
@@ -198,6 +216,7 @@ CASES: dict[str, Callable[[Builder], Value]] = {
                                                                       g.ints(0)), g.ints(0, 2)), axis=1),
     "OneHot": lambda g: g.add("OneHot", g.ids, g.scalar(16), Value.constant(np.array([0, 1], np.float32))),
     "Split": lambda g: g.add("Split", g.x, g.ints(3, 5), axis=2, outputs=2)[1],
+    "Split of a shape": _sized_by_split,
     "Resize": lambda g: g.add("Resize", g.add("Unsqueeze", _channels(g), g.ints(2)), None,
                               Value.constant(np.array([1, 1, 2, 2], np.float32)), mode="nearest",
                               nearest_mode="floor", coordinate_transformation_mode="asymmetric"),
@@ -222,6 +241,8 @@ CASES: dict[str, Callable[[Builder], Value]] = {
     "Dropout": lambda g: g.add("Dropout", g.x),
     "MatMulInteger": lambda g: g.add("MatMulInteger", g.add("Cast", g.x, to=3),
                                      Value.constant(np.ones((HIDDEN, 2), np.int8))),
+    "ConvInteger": lambda g: _quantised_conv(g, "ConvInteger"),
+    "QLinearConv": lambda g: _quantised_conv(g, "QLinearConv"),
     "QuantizeLinear": lambda g: g.add("QuantizeLinear", g.x, g.number(0.1), Value.constant(np.array(3, np.uint8))),
     "InstanceNormalization": lambda g: g.add("InstanceNormalization", _channels(g), g.weight(HIDDEN), g.weight(HIDDEN)),
     "InstanceNormalization of groups": lambda g: g.add("InstanceNormalization", g.add("Reshape", _channels(g), g.ints(
@@ -261,6 +282,39 @@ def test_rules(case: str) -> None:
     assert len(served) >= 3
     for b, s in served:
         compare(graph, padded, rng, b, s, dirty=True)
+
+
+def _attention(g: Builder) -> Value:
+    """Attention of opset 23, of queries, keys and values of two heads."""
+    y = Value("attended")
+    g.nodes.append(Node("Attention", [_heads(g)] * 3, [y], {"is_causal": 1}, version=23, name="attention"))
+    g.arrays[y] = g.arrays[g.nodes[-2].outputs[0]]  # type: ignore[index]
+    return y
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_attention, lambda g: g.add("SoftmaxCrossEntropyLoss", _channels(g), g.add("Mod", g.ids, g.scalar(HIDDEN)))],
+    ids=["Attention", "SoftmaxCrossEntropyLoss"],
+)
+def test_function_bodies(make: Callable[[Builder], Value]) -> None:
+    """An operator without a rule is padded as what the standard says that it stands for."""
+    graph, rng = build(make), np.random.default_rng(0)
+    with pytest.raises(PaddingRefused, match="no rule"):
+        pad_graph(graph, SHAPES, BUCKETS)
+    padded = pad_graph(graph, SHAPES, BUCKETS, zero_filled=False, body_of=function_body)
+    for b, s in ((4, 16), (3, 15), (1, 1), (2, 6)):
+        compare(graph, padded, rng, b, s, dirty=True)
+
+
+def test_a_refusal_within_a_body() -> None:
+    """It names the node, and what it is refused for."""
+    def make(g: Builder) -> Value:
+        none = g.add("Mul", g.add("ReduceMax", g.x, g.ints(1), keepdims=0), g.number(0))
+        return g.add("SoftmaxCrossEntropyLoss", g.x, g.add("Cast", none, to=7))
+
+    with pytest.raises(PaddingRefused, match=r"SoftmaxCrossEntropyLoss 'v\d+': of what it stands for, "):
+        pad_graph(build(make), SHAPES, BUCKETS, body_of=function_body)
 
 
 def test_branches() -> None:

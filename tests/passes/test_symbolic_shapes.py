@@ -112,6 +112,11 @@ def shape_of(op: str, *inputs: Any, outputs: int = 1, opset: int = 24, **attribu
     """The shapes of a node's results. inputs: dimensions of float32 values, or arrays of constants."""
     node = onnx.helper.make_node(op, [f"x{i}" for i in range(len(inputs))], [f"y{i}" for i in range(outputs)])
     node.attribute.extend(onnx.helper.make_attribute(k, a) for k, a in attributes.items())
+    return shapes_through([node], *inputs, outputs=outputs, opset=opset)
+
+
+def shapes_through(nodes: list[onnx.NodeProto], *inputs: Any, outputs: int = 1, opset: int = 24) -> list[str]:
+    """The shapes of the results y0, y1, ... of nodes, as `shape_of`; the inputs are x0, x1, ..."""
     made = [onnx.numpy_helper.from_array(a, f"x{i}") for i, a in enumerate(inputs) if isinstance(a, np.ndarray)]
     ports = [
         onnx.helper.make_tensor_value_info(f"x{i}", onnx.TensorProto.FLOAT, d)
@@ -121,7 +126,7 @@ def shape_of(op: str, *inputs: Any, outputs: int = 1, opset: int = 24, **attribu
     results = [onnx.helper.make_tensor_value_info(f"y{i}", onnx.TensorProto.UNDEFINED, None) for i in range(outputs)]
     for r in results:
         r.type.Clear()
-    graph = onnx.helper.make_graph([node], op, ports, results, made)
+    graph = onnx.helper.make_graph(nodes, "nodes", ports, results, made)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
     imported = import_model(model)
     m = xrt.XRTModule(imported, engine="host", guard=False)
@@ -159,6 +164,19 @@ CASES: list[tuple[str, Any, dict[str, Any], list[str]]] = [
 def test_shapes_that_inference_leaves_open(op: str, inputs: Any, more: dict[str, Any], expected: list[str]) -> None:
     """What `onnx` knows nothing of, or gives as 0, follows from the rules."""
     assert shape_of(op, *inputs, **more) == expected
+
+
+def test_sizes_that_are_split() -> None:
+    """Those that come out of a Split of a shape, as ONNX Runtime's optimiser writes several Gathers, are followed."""
+    make = onnx.helper.make_node
+    nodes = [
+        make("Shape", ["x0"], ["shape"]),
+        make("Split", ["shape"], ["a", "b", "c"], axis=0, num_outputs=3),
+        make("Mul", ["b", "c"], ["bc"]),
+        make("Concat", ["a", "bc"], ["target"], axis=0),
+        make("Reshape", ["x0", "target"], ["y0"]),
+    ]
+    assert shapes_through(nodes, ("b", 6, "n")) == ["b, 6*n"]
 
 
 @pytest.mark.nightly

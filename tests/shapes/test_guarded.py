@@ -400,10 +400,10 @@ def test_no_call_waits_for_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     padded: list[threading.Thread] = []
     may_pad, pad_graph = threading.Event(), forms.pad_graph
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*given: Any, **more: Any) -> Any:
         padded.append(threading.current_thread())
         may_pad.wait(60)
-        return pad_graph(*given)
+        return pad_graph(*given, **more)
 
     monkeypatch.setattr(forms, "pad_graph", slowly)
     monkeypatch.setattr(choice, "FIRST_BUCKETS", 1)  # none is made beside a larger one
@@ -519,7 +519,7 @@ def test_a_bucket_answers_no_call_before_its_check(monkeypatch: pytest.MonkeyPat
 def test_a_bucket_whose_making_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls go on by exact plans, and the reason is told."""
     tested.FirstWaits.may.set()
-    monkeypatch.setattr(forms, "pad_graph", lambda *given: 1 / 0)
+    monkeypatch.setattr(forms, "pad_graph", lambda *given, **more: 1 / 0)
     m = module(product(), "first_waits_static", buckets="auto", **DROPPED)
     for n in (7, 8, 9, 9):
         host_run(m, n)

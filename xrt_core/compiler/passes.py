@@ -43,7 +43,7 @@ from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
 from xrt_core.passes.shape_specialization import SplitLate, specialise
 from xrt_core.passes.sharding import ShardingReport, automatic, by_batch, shard_graph, without_boxing
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
-from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at
+from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at, node_at
 
 
 @dataclass
@@ -145,15 +145,17 @@ def _constant_fold(graph: Graph, context: PassContext) -> Graph:
 
 
 def _specialise(graph: Graph, context: PassContext) -> Graph:
-    limit = context.options.constant_fold_limit
+    limit, symbolic = context.options.constant_fold_limit, context.symbolic
     native = None if context.lowering is not None else context.native
 
     def body_of(node: Node) -> Graph | None:
-        return expand(node) if native is None or not native(node) else None
+        asked = node if native is None or symbolic is None else node_at(node, symbolic.sizes)
+        return expand(node) if native is None or not native(asked) else None
 
     return specialise(
-        graph, context.types, context.known, run_node, fold_limit=limit, expand=body_of, symbolic=context.symbolic
-    )
+        graph, context.types, context.known, run_node, fold_limit=limit, expand=body_of, symbolic=symbolic,
+        body_of=expand,
+    )  # fmt: skip
 
 
 def _split_late(graph: Graph, context: PassContext) -> Graph:

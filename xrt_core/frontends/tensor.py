@@ -514,6 +514,12 @@ class Size(Tensor):
     def __repr__(self) -> str:
         return f"<Size {self._value.name or '(unnamed)'}>"
 
+    @property
+    def dim(self) -> Dim:
+        """The dimension that it is, as the graph has it: the text of an expression; None for one that depends on data,
+        and for what was computed from sizes."""
+        return self._scope.tracer.dims.get(self._value)
+
     def _no_numbers(self, what: str, instead: str) -> NoReturn:
         raise trace_error(f"{what} needs the number in {self!r}, which differs between the calls of this graph")
 

@@ -48,6 +48,7 @@ def specialise(
     fold_limit: int = DEFAULT_FOLD_LIMIT,
     expand: Expand = _keep,
     symbolic: SymbolicShapes | None = None,
+    body_of: Expand = _keep,
 ) -> Graph:
     """`graph` for inputs of these types, of which those in `known` (by index) have known values.
 
@@ -56,10 +57,11 @@ def specialise(
 
     The result has the same number of inputs and outputs. Known values (constants, shapes, arithmetic on them) are
     constants in it; an If with a known condition is replaced by its branch; Identity nodes are removed; every other
-    value has the inferred type. `expand` returns the body that replaces an operator without a kernel. Nodes that
+    value has the inferred type. `expand` returns the body that replaces an operator without a kernel. `body_of` returns
+    that of an operator which is kept: it tells symbolic types that the inference of a plugin leaves open. Nodes that
     violate their operator's specification keep unknown types: the host raises the error when it runs them.
     """
-    specialiser = _Specialiser(run, fold_limit, expand, symbolic)
+    specialiser = _Specialiser(run, fold_limit, expand, symbolic, body_of)
     inputs = []
     for i, (value, type_) in enumerate(zip(graph.inputs, types, strict=True)):
         new = Value(value.name, type_)
@@ -75,8 +77,16 @@ def specialise(
 class _Specialiser:
     """The state of one traversal: the new value of each old one, and the new nodes so far."""
 
-    def __init__(self, run: HostRun, fold_limit: int, expand: Expand, symbolic: SymbolicShapes | None = None) -> None:
+    def __init__(
+        self,
+        run: HostRun,
+        fold_limit: int,
+        expand: Expand,
+        symbolic: SymbolicShapes | None = None,
+        body_of: Expand = _keep,
+    ) -> None:
         self.run = run
+        self.body_of = body_of
         self.symbolic = symbolic
         self.expand = expand
         self.fold_limit = fold_limit
@@ -121,6 +131,8 @@ class _Specialiser:
         node, types = self.typed(node)
         if self.symbolic is not None:
             types = self.symbolic.types(node, types)
+            if node.domain and not all(map(_is_settled_symbolically, types)):
+                types = self.types_by_body(node, types)
             simpler = self.symbolic.simplified(node, types)
             if isinstance(simpler, Value):
                 new.update((v, simpler) for v in node.outputs if v is not None)
@@ -150,6 +162,17 @@ class _Specialiser:
             new[node.outputs[0]] = constant_like(node.outputs[0], elements)
             return
         self.made.append(made)
+
+    def types_by_body(self, node: Node, types: Sequence[ValueType | None]) -> Sequence[ValueType | None]:
+        """The types of the outputs of a node that is kept: those of what it stands for, where that is known."""
+        body = self.body_of(node)
+        if body is None:
+            return types
+        inner = _Specialiser(self.run, self.fold_limit, self.body_of, self.symbolic, self.body_of)
+        inner.new.update(zip(body.inputs, (v for v in node.inputs if v is not None), strict=True))
+        inner.nodes(body.nodes)
+        found = iter([inner.new.get(v, v).type for v in body.outputs])
+        return [t if v is None else next(found) for v, t in zip(node.outputs, types, strict=True)]
 
     def inline(self, node: Node, body: Graph, results: Sequence[Value | None]) -> None:
         """Replace `node` by `body`, and the values `results` by its outputs."""
@@ -400,6 +423,10 @@ def _must_wait(
         if fixed is not None and fixed.data is None and fixed in producers:
             return True
     return False
+
+
+def _is_settled_symbolically(type_: ValueType | None) -> bool:
+    return _is_settled(type_, symbolic=True)
 
 
 def _is_settled(type_: ValueType | None, symbolic: bool) -> bool:

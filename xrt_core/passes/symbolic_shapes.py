@@ -87,6 +87,8 @@ class SymbolicShapes:
 
     def follow(self, node: Node, types: Sequence[ValueType | None]) -> np.ndarray | None:
         """Note what a node makes of known elements. Returns the array where all of them are numbers."""
+        if node.op_type == "Split" and not node.domain:
+            self._follow_parts(node, types)
         if len(node.outputs) != 1 or node.outputs[0] is None or node.domain:
             return None
         t = types[0]
@@ -109,6 +111,18 @@ class SymbolicShapes:
             return np.array(constants, t.dtype).reshape(found.shape)
         self._known[node.outputs[0]] = found
         return None
+
+    def _follow_parts(self, node: Node, types: Sequence[ValueType | None]) -> None:
+        """As `follow`, of a vector that is split."""
+        whole, begin = self.elements(node.inputs[0]), 0
+        if whole is None or whole.ndim != 1:
+            return
+        for v, t in zip(node.outputs, types, strict=True):
+            if not isinstance(t, TensorType) or t.shape is None or not isinstance(t.shape[0], int):
+                return
+            if v is not None:
+                self._known[v] = whole[begin : begin + t.shape[0]]
+            begin += t.shape[0]
 
     def simplified(self, node: Node, types: Sequence[ValueType | None]) -> Node | Value:
         """A Reshape whose shape is a constant, if one is as good; the input, for an Expand that changes nothing."""
@@ -891,6 +905,12 @@ def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     return graph.replace(
         inputs=[at(v) for v in graph.inputs], outputs=[new.get(v, v) for v in graph.outputs], nodes=nodes
     )
+
+
+def node_at(node: Node, sizes: Mapping[str, int]) -> Node:
+    """The node for inputs of these sizes of the symbols."""
+    given = dict.fromkeys(v for v in node.inputs if v is not None and v.data is None)
+    return graph_at(Graph(given, (), [node], opsets={node.domain: node.version}), sizes).nodes[0]
 
 
 def function_at(function: Function, sizes: Mapping[str, int]) -> Function:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from xrt_core.compiler.buckets.bucket import full_sizes
 from xrt_core.compiler.buckets.sizes import Family, Symbols
 from xrt_core.events import EventLog
+from xrt_core.frontends.onnx_functions import function_body
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.padding import PaddedGraph, PaddingRefused, pad_graph
 from xrt_core.passes.padding.rows import Rows, divided
@@ -48,12 +49,12 @@ class Forms:
                 return self._divided(family, sizes, rows.symbol, rows.worth(sizes))
             except PaddingRefused:  # of this number of rows
                 self.rows[family] = None
-        return Form(pad_graph(self._graph, self._symbols.shapes(family), sizes))
+        return Form(pad_graph(self._graph, self._symbols.shapes(family), sizes, body_of=function_body))
 
     def make_again(self, family: Family, sizes: Mapping[str, int], rows: str) -> Form:
         """That of a bucket which was saved. rows: the symbol whose rows do not mix, or "". Raises PaddingRefused."""
         if not rows:
-            return Form(pad_graph(self._graph, self._symbols.shapes(family), sizes))
+            return Form(pad_graph(self._graph, self._symbols.shapes(family), sizes, body_of=function_body))
         made = self._divided(family, sizes, rows, sizes[rows])
         self.rows[family] = made.rows
         return made
@@ -76,5 +77,5 @@ class Forms:
     def _divided(self, family: Family, sizes: Mapping[str, int], symbol: str, count: int) -> Form:
         """The form of so many rows, which `symbol` counts. Raises PaddingRefused where they might mix."""
         others = {s: n for s, n in sizes.items() if s != symbol}
-        padded, rows = divided(self._graph, self._symbols.shapes(family), others, symbol, count)
+        padded, rows = divided(self._graph, self._symbols.shapes(family), others, symbol, count, function_body)
         return Form(padded, rows, count)

@@ -22,7 +22,7 @@ from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import Dim
 from xrt_core.passes.padding.form import PaddedGraph, PaddingRefused
 from xrt_core.passes.padding.rules import apply_rule
-from xrt_core.passes.padding.walk import Padder
+from xrt_core.passes.padding.walk import Body, Padder
 
 __all__ = ["PaddedGraph", "PaddingRefused", "pad_graph"]
 
@@ -33,13 +33,15 @@ def pad_graph(
     buckets: Mapping[str, int],
     *,
     zero_filled: bool = True,
+    body_of: Body | None = None,
 ) -> PaddedGraph:
     """The padded form of a graph whose inputs have these shapes, for these sizes of the buckets.
 
     shapes: per input; a dimension is a size, a symbol's name or an expression of symbols. Dimensions of one symbol are
     equal at every call. buckets: symbol -> size, at least 1. zero_filled: the padding of the inputs is zero (as
-    `PaddedGraph.pad` leaves it); else nothing is assumed of it.
+    `PaddedGraph.pad` leaves it); else nothing is assumed of it. body_of: the graph that a node with typed inputs stands
+    for, or None: what is walked in the place of an operator without a rule.
 
     Raises PaddingRefused where padding might reach a result, naming the node.
     """
-    return Padder(graph, shapes, buckets, zero_filled).run(apply_rule)
+    return Padder(graph, shapes, buckets, zero_filled, body_of=body_of).run(apply_rule)

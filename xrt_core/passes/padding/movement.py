@@ -288,18 +288,19 @@ def split(p: Padder, node: Node, given: Given) -> Given:
     axis = number(node, "axis", 0) % x.rank
     require_unpadded(p, x, [axis], "the axis that is split")
     made = p.add(node.replace(inputs=[None if s is None else p.data(s) for s in given]))
-    return [
-        None
-        if s is None
-        else p.padded(
-            p.data(s),
-            [s.axes[i] if i == axis else a for i, a in enumerate(x.axes)],
-            zeros=x.zeros,
-            clean=x.clean,
-            top=one_bound(x),
-        )
-        for s in made
-    ]
+    parts: list[Padded | None] = []
+    contents, begin = x.known if x.rank == 1 else None, 0
+    for s in made:
+        if s is None:  # of what size is not known
+            parts.append(None)
+            contents = None
+            continue
+        axes = [s.axes[i] if i == axis else a for i, a in enumerate(x.axes)]
+        end = begin + p.size(axes[axis])
+        known = None if contents is None else contents[begin:end]
+        parts.append(p.padded(p.data(s), axes, known=known, zeros=x.zeros, clean=x.clean, top=one_bound(x)))
+        begin = end
+    return parts
 
 
 def slice_(p: Padder, node: Node, given: Given) -> Given:

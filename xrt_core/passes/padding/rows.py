@@ -25,7 +25,7 @@ from xrt_core.ir.types import Dim
 from xrt_core.passes.padding.form import ROWS, PaddedGraph, PaddingRefused
 from xrt_core.passes.padding.operands import number
 from xrt_core.passes.padding.rules import apply_rule
-from xrt_core.passes.padding.walk import Padder
+from xrt_core.passes.padding.walk import Body, Padder
 from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.sharding.rules import ways
 
@@ -95,15 +95,21 @@ class Rows:
 
 
 def divided(
-    graph: Graph, shapes: Sequence[Sequence[Dim] | None], sizes: Mapping[str, int], symbol: str, rows: int
+    graph: Graph,
+    shapes: Sequence[Sequence[Dim] | None],
+    sizes: Mapping[str, int],
+    symbol: str,
+    rows: int,
+    body_of: Body | None = None,
 ) -> tuple[PaddedGraph, Rows]:
     """The padded form of a graph for so many rows, which `symbol` counts, and that they do not mix.
 
-    shapes: as of `pad_graph`. sizes: of the other symbols. Raises PaddingRefused where rows might mix, naming the node.
+    shapes, body_of: as of `pad_graph`. sizes: of the other symbols. Raises PaddingRefused where rows might mix, naming
+    the node.
     """
     inputs = tuple(_own_axis(s or (), symbol) for s in shapes)
     few, many = (
-        Padder(graph, _with_rows(shapes, symbol), sizes, True, n).run(apply_rule) for n in (rows, rows + 2)
+        Padder(graph, _with_rows(shapes, symbol), sizes, True, n, body_of).run(apply_rule) for n in (rows, rows + 2)
     )  # fmt: skip
     outputs = _Walk(few, many, rows + 2).run(inputs)
     if all(a is None for a in outputs):

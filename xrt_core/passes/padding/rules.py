@@ -53,6 +53,9 @@ def apply_rule(p: Padder, node: Node, given: Given) -> Given:
     varies = any(f.constant is None for s in given if s is not None for a in s.axes for f in a)
     if varies or (rule is not None and any(s is not None and _depends(s) for s in given)):
         if rule is None:
+            found = p.by_body(node, given, apply_rule)
+            if found is not None:
+                return found
             raise p.refused(
                 f"{'padding reaches' if reached else 'rows reach'} it, and there is no rule for this operator"
             )
@@ -345,7 +348,7 @@ def _slid(
 
 
 def _conv(p: Padder, node: Node, given: Given) -> Given:
-    x, w = given[0], given[1]
+    x, w = given[0], given[3 if node.op_type == "QLinearConv" else 1]
     assert x is not None
     assert w is not None
     for s in given[1:]:
@@ -355,7 +358,8 @@ def _conv(p: Padder, node: Node, given: Given) -> Given:
     window = _window(p, node, kernel)
     out = [x.axes[0], w.axes[0], *_slid(p, x, kernel, window)]
     space = [i for i in range(2, x.rank) if kernel[i - 2] > 1 or window[0][i - 2] or window[1][i - 2]]
-    x = p.masked(x, [i for i in space if is_padded(x.axes[i])], 0)  # as the zeros behind the edge
+    zero = None if node.op_type == "Conv" else at(given, 2)  # of quantised operands: what stands behind the edge there
+    x = p.masked(x, [i for i in space if is_padded(x.axes[i])], 0 if zero is None else p.shaped(p.data(zero), ()))
     return p.copy(node, [x, *given[1:]], [out])
 
 
@@ -542,7 +546,7 @@ RULES: Final[dict[str, Rule]] = {
     "Clip": _clip,
     "Concat": movement.concat,
     "ConstantOfShape": movement.constant_of_shape,
-    "Conv": _conv,
+    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv"), _conv),
     "ConvTranspose": _conv_transpose,
     "CumSum": _cumsum,
     "DepthToSpace": movement.depth_to_space,

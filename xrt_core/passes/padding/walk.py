@@ -36,6 +36,9 @@ _FOLLOWED: Final = (np.dtype(np.int32), _I64, np.dtype(np.bool_))
 
 
 Given = Sequence[Padded | None]
+Body = Callable[[Node], "Graph | None"]
+"""Node with typed inputs -> the graph that it stands for, or None. The graph has an input for each given input of the
+node, and an output for each wanted output."""
 Rule = Callable[["Padder", Node, Given], Given]
 """(walk, node, what is known of its inputs) -> what is known of its outputs."""
 
@@ -43,7 +46,7 @@ Rule = Callable[["Padder", Node, Given], Given]
 class Padder:
     """The state of one walk; rules of operators call its methods to add nodes to the padded graph.
 
-    rows: what `ROWS` stands for in the shapes, where they have it.
+    rows: what `ROWS` stands for in the shapes, where they have it. body_of: what an operator without a rule stands for.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Padder:
         buckets: Mapping[str, int],
         zero_filled: bool,
         rows: int | None = None,
+        body_of: Body | None = None,
     ) -> None:
         if ROWS in buckets:
             raise PaddingRefused(f"the symbol {ROWS!r} has a meaning of its own here; name that size otherwise")
@@ -70,6 +74,8 @@ class Padder:
         self._vectors: dict[Axis, Value] = {}
         self._shaped: dict[tuple[Value, tuple[int, ...]], Value] = {}
         self._names = 0
+        self._body_of = body_of
+        self._prefix = ""  # of names within the body of a node
         self.at: Node | None = None  # the node whose rule is at work
         if graph.opsets.get("", 0) < 9:
             raise PaddingRefused(f"the graph is of opset {graph.opsets.get('', 0)}; masks need opset 9")
@@ -184,6 +190,30 @@ class Padder:
         # Where's first input is its condition
         found = [s.dtype for s in given if s is not None]
         return found[1 if node.op_type == "Where" else 0]
+
+    def by_body(self, node: Node, given: Given, apply_rule: Rule) -> Given | None:
+        """What is known of the outputs of a node by the graph that it stands for, which is walked in its place; None
+        where it stands for none. Raises PaddingRefused, naming the node."""
+        if self._body_of is None:
+            return None
+        inputs = [
+            v if v is None or s is None or v.data is not None else Value(v.name, TensorType(s.dtype, _dims(s.axes)))
+            for v, s in zip(node.inputs, given, strict=True)
+        ]
+        body = self._body_of(node.replace(inputs=inputs))
+        if body is None:
+            return None
+        self.states.update(zip(body.inputs, (s for s in given if s is not None), strict=True))
+        outer, self._prefix = self._prefix, f"{self._prefix}{node.name or node.op_type}/"
+        try:
+            self._walk(body.nodes, apply_rule)
+        except PaddingRefused as e:
+            self.at = node
+            raise self.refused(f"of what it stands for, {e}") from e
+        finally:
+            self.at, self._prefix = node, outer
+        results = iter(body.outputs)
+        return [None if v is None else self.state(next(results)) for v in node.outputs]
 
     def _control_flow(self, node: Node) -> list[Padded | None]:
         new: dict[Value, Value] = {}
@@ -323,8 +353,9 @@ class Padder:
                 continue
             if not isinstance(t, TensorType) or not t.is_static:
                 raise self.refused("the shape of a result depends on data")
-            outputs.append(Value(v.name or self._name("padding"), t))
-        self.nodes.append(node.replace(outputs=outputs))
+            outputs.append(Value(self._prefix + v.name if v.name else self._name("padding"), t))
+        name = self._prefix + node.name if self._prefix and node.name else node.name
+        self.nodes.append(node.replace(outputs=outputs, name=name))
         return outputs
 
     def _name(self, stem: str) -> str:
@@ -423,9 +454,10 @@ class Padder:
         return found
 
     def masked(self, s: Padded, axes: Iterable[int], fill: Any) -> Padded:
-        """The value with `fill` behind the valid sizes of these axes; those without padding are passed over."""
+        """The value with `fill`, a number or a scalar of the graph, behind the valid sizes of these axes; those without
+        padding are passed over."""
         where = [i for i in axes if is_padded(s.axes[i])]
-        zero = not isinstance(fill, np.generic | float) and fill == 0
+        zero = not isinstance(fill, np.generic | float | Value) and fill == 0
         if not where or (zero and (s.clean or (len(where) == 1 and where[0] in s.zeros))):
             return s
         inside: Value | None = None
@@ -435,8 +467,11 @@ class Padder:
             inside = part if inside is None else self.emit("And", [inside, part])
         if s.dtype.kind not in "fiub" and not float_like(s.dtype):
             raise self.refused(f"there is no mask of {s.dtype}")
-        with np.errstate(all="ignore"):
-            filler = self.constant(np.array(fill).astype(s.dtype))
+        if isinstance(fill, Value):
+            filler = fill
+        else:
+            with np.errstate(all="ignore"):
+                filler = self.constant(np.array(fill).astype(s.dtype))
         made = self.emit("Where", [inside, self.data(s), filler])
         if self.at is not None:
             self.masks[self.at.op_type] += 1
@@ -489,6 +524,11 @@ def _bound_of(known: np.ndarray, bounds: Callable[[Expr], tuple[int | None, int 
 def _grows(expr: Expr) -> bool:
     """Whether the value never falls where a size in it grows: no coefficient of a symbol is negative."""
     return all((not m or c > 0) and all(isinstance(a, str) or _grows(a.dividend) for a in m) for m, c in expr.terms)
+
+
+def _dims(axes: Sequence[Axis]) -> tuple[Dim, ...]:
+    """A shape with the valid sizes of these axes."""
+    return tuple(product(a).dim for a in axes)
 
 
 def _shape(value: Value) -> tuple[int, ...]:

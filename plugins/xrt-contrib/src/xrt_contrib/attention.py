@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from xrt_contrib.activation import wide
-from xrt_contrib.lowering import Call, lowering
+from xrt_contrib.lowering import Call, count_up, difference, lowering, same
 from xrt_contrib.normalization import rms
 from xrt_core import ops
 
@@ -39,10 +39,14 @@ def join_heads(x: Any) -> Any:
     return ops.Transpose(x, perm=[0, 2, 1, 3]).reshape(batch, length, heads * size)
 
 
-def causal(length: int, total: int, dtype: Any) -> np.ndarray:
+def causal(length: Any, total: Any, dtype: Any) -> Any:
     """0 where a query may look, the least number where it may not: the last query sees all."""
-    look = np.arange(total)[None, :] <= np.arange(length)[:, None] + (total - length)
-    return np.where(look, 0, np.finfo(np.float32).min).astype(dtype)
+    before = 0 if length is total else total - length
+    columns, rows = count_up(total)[None, :], count_up(length)[:, None] + before
+    least = np.finfo(np.float32).min
+    if isinstance(columns, np.ndarray) and isinstance(rows, np.ndarray):
+        return np.where(columns <= rows, 0, least).astype(dtype)
+    return ops.Where(ops.LessOrEqual(columns, rows), np.array(0, dtype), np.array(least, dtype))
 
 
 def scores_of(q: Any, k: Any, scale: float) -> Any:
@@ -87,19 +91,20 @@ def mask_term(n: Call, mask: Any, batch: int, length: int, total: int, dtype: An
     if mask is None:
         return None
     filler = np.array(n.attr("mask_filter_value", -10000.0) or -10000.0, dtype)
-    zero, t = np.array(0, dtype), np.arange(total, dtype=np.int32)[None, :]
+    zero = np.array(0, dtype)
     if mask.ndim == 1:
-        size = mask.shape[0]
-        if size in (batch, 3 * batch + 2):
-            look = ops.Less(t, mask[:batch].astype(np.int32).unsqueeze(1))
+        t, size = count_up(total, np.int32)[None, :], mask.shape[0]
+        if (alone := same(size, batch)) or same(size, 3 * batch + 2):
+            lengths = mask if alone else mask[:batch]
+            look = ops.Less(t, lengths.astype(np.int32).unsqueeze(1))
         else:
-            n.check(size == 2 * batch, f"a mask of {mask.shape} for a batch of {batch}")
+            n.check(same(size, 2 * batch), f"a mask of {mask.shape} for a batch of {batch}")
             ends, starts = (mask[i * batch : (i + 1) * batch].astype(np.int32).unsqueeze(1) for i in (0, 1))
             look = ops.And(ops.Less(t, ends), ops.GreaterOrEqual(t, starts))
-        return ops.Where(look, zero, filler).reshape(batch, 1, 1, total)
+        return ops.Where(look, zero, filler).unsqueeze([1, 2])
     term = ops.Where(ops.Greater(mask, np.array(0, mask.dtype)), zero, filler)
     if mask.ndim == 2:
-        if mask.shape[1] < total:  # of the keys alone: the past is seen
+        if difference(mask.shape[1], total) < 0:  # of the keys alone: the past is seen
             term = ops.Pad(term, ints(0, total - mask.shape[1], 0, 0))
         return term.unsqueeze([1, 2])
     if mask.ndim == 3:
@@ -112,7 +117,7 @@ def bias_term(bias: Any, total: int) -> Any:
     """A bias of the scores; what it has beyond the keys is not read."""
     if bias is None:
         return None
-    return wide(bias) if bias.shape[3] == total else wide(bias)[:, :, :, :total]
+    return wide(bias) if same(bias.shape[3], total) else wide(bias)[:, :, :, :total]
 
 
 def _merged_weights(n: Call, hidden: int) -> tuple[int, int, int]:
@@ -308,7 +313,7 @@ def _rotary(n: Call, x: Any, positions: Any, cos: Any, sin: Any) -> Any:
     h, joined = _heads_for_rotation(n, x, half)
     length = h.shape[2]
     if positions.ndim == 1:
-        positions = (positions + np.arange(length, dtype=np.int64)).unsqueeze(0)
+        positions = (positions + count_up(length)).unsqueeze(0)
     y = rotate(h, _angles_at(cos, positions), _angles_at(sin, positions), bool(n.attr("interleaved", 0)))
     return join_heads(y) if joined else y
 

@@ -18,9 +18,11 @@ import numpy as np
 
 import xrt_core as xrt
 from xrt_contrib.schemas import DOMAIN, Definition, definitions
-from xrt_core.errors import ShapeError, UnsupportedError, XRTError
+from xrt_core import ops
+from xrt_core.errors import ShapeError, TraceError, UnsupportedError, XRTError
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.schema import schema_type
+from xrt_core.ir.symbols import expression
 from xrt_core.ir.types import SequenceType, TensorType, ValueType
 
 OPSET: Final = 21
@@ -100,6 +102,27 @@ class NotYet(XRTError):
     """A lowering needs a shape or a value that is known when the node runs."""
 
 
+def difference(a: Any, b: Any) -> int:
+    """By how much a size exceeds another one. Raises NotYet where that depends on the call."""
+    x, y = (expression(size if isinstance(size, int) else size.dim) for size in (a, b))
+    found = None if x is None or y is None else (x - y).constant
+    if found is None:
+        raise NotYet(f"how the sizes {a!r} and {b!r} differ must be known")
+    return found
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal in every call. Raises NotYet where that depends on the call."""
+    return difference(a, b) == 0
+
+
+def count_up(size: Any, dtype: Any = np.int64) -> Any:
+    """0, 1, 2, ... as many as a size says."""
+    if isinstance(size, int):
+        return np.arange(size, dtype=dtype)
+    return ops.Range(np.array(0, np.int64), size, np.array(1, np.int64)).astype(dtype)
+
+
 def lowering(
     *names: str,
     domain: str = DOMAIN,
@@ -158,16 +181,24 @@ def body_of(node: Node) -> Graph | None:
         return _traced(node)
     except NotYet:
         return None
+    except TraceError:
+        if all(v is None or not isinstance(v.type, TensorType) or v.type.is_static for v in node.inputs):
+            raise
+        return None  # it decides by the number of a size that differs between calls
+
+
+def _is_known(t: ValueType | None) -> bool:
+    """Whether a lowering can be recorded for an input of this type: its sizes are numbers or expressions of symbols."""
+    if isinstance(t, TensorType):
+        return t.dtype is not None and t.shape is not None and None not in t.shape
+    return isinstance(t, SequenceType)
 
 
 def _traced(node: Node) -> Graph:
     given = [v for v in node.inputs if v is not None]
     for v in given:
-        if isinstance(v.type, TensorType) and v.type.dtype is not None and v.type.is_static:
-            continue
-        if isinstance(v.type, SequenceType):
-            continue
-        raise NotYet(f"the type of {v.name!r} is {v.type or 'not known'}")
+        if not _is_known(v.type):
+            raise NotYet(f"the type of {v.name!r} is {v.type or 'not known'}")
     body = _Body()
     body.of = (node, definitions(node.domain)[node.op_type], LOWERINGS[node.domain, node.op_type])
     return xrt.trace(body, *(v.type for v in given))
