@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.passes.varying_graphs import HIDDEN, SHAPES, Builder, arguments, encoder, looked_up, soup
-from xrt_core.errors import ExecutionError
+from xrt_core.errors import ExecutionError, PluginError
 from xrt_core.frontends.onnx_functions import function_body
 from xrt_core.host.executor import run_graph
 from xrt_core.ir.graph import Graph, Node, Value
@@ -315,6 +315,16 @@ def test_a_refusal_within_a_body() -> None:
 
     with pytest.raises(PaddingRefused, match=r"SoftmaxCrossEntropyLoss 'v\d+': of what it stands for, "):
         pad_graph(build(make), SHAPES, BUCKETS, body_of=function_body)
+
+
+def test_a_body_that_needs_numbers() -> None:
+    """A plugin's lowering that fails for symbolic sizes is a refusal."""
+
+    def body_of(node: Node) -> Graph | None:
+        raise PluginError("the lowering needs the number")
+
+    with pytest.raises(PaddingRefused, match=r"NonZero 'v0': what it stands for cannot be told .* needs the number"):
+        pad_graph(build(lambda g: g.add("NonZero", g.x)), SHAPES, BUCKETS, body_of=body_of)
 
 
 def test_branches() -> None:

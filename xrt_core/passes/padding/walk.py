@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import replace
 
-from xrt_core.errors import ShapeError
+from xrt_core.errors import ShapeError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.op_traits import traits_of
@@ -200,7 +200,10 @@ class Padder:
             v if v is None or s is None or v.data is not None else Value(v.name, TensorType(s.dtype, _dims(s.axes)))
             for v, s in zip(node.inputs, given, strict=True)
         ]
-        body = self._body_of(node.replace(inputs=inputs))
+        try:
+            body = self._body_of(node.replace(inputs=inputs))
+        except XRTError as e:  # of a lowering that needs the numbers
+            raise self.refused(f"what it stands for cannot be told where sizes vary: {e}") from e
         if body is None:
             return None
         self.states.update(zip(body.inputs, (s for s in given if s is not None), strict=True))
