@@ -72,11 +72,11 @@ the domain `com.microsoft`, which ONNX Runtime's optimiser, its quantisation too
 `onnxruntime_genai` put into models, and `SimplifiedLayerNormalization`, which they put into the standard's domain.
 
 An operator that is *lowered* is replaced by operators of the standard for the shapes and constants of a signature, so
-that every engine, gradients and precision apply to it; where sizes are symbols the lowering holds for all of them (GroupQueryAttention,
-whose `total_sequence_length` must be known, has one for each signature). The ONNX Runtime engine takes attention and
-products with packed weights as they are. A *host kernel* runs on the host: text, hashes, loops that depend on data. *Native
-only* runs in a session of ONNX Runtime of its own. A node whose attributes or inputs a lowering leaves out is an error
-that names the node and the attribute.
+that every engine, gradients and precision apply to it; where sizes are symbols the lowering holds for all of them
+(GroupQueryAttention, whose `total_sequence_length` must be known, has one for each signature). The ONNX Runtime
+engine takes attention and products with packed weights as they are. A *host kernel* runs on the host: text, hashes,
+loops that depend on data. *Native only* runs in a session of ONNX Runtime of its own. A node whose attributes or
+inputs a lowering leaves out is an error that names the node and the attribute.
 
 Deviations from ONNX Runtime's kernels: DynamicQuantizeLSTM does not quantise the inputs of each step; what ONNX Runtime
 calculates in int8 because of `accuracy_level = 4` is calculated in the model's precision; integer products do not
