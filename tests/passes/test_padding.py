@@ -111,7 +111,12 @@ def build(make: Callable[[Builder], Value]) -> Graph:
         (lambda g: g.add("RandomNormalLike", g.x), "no rule"),
         (lambda g: g.add("Split", g.x, num_outputs=2, axis=1, outputs=2)[0], "axis that is split"),
         (lambda g: g.add("ArgMax", g.x, axis=1, select_last_index=1), "the last is taken"),
-        (lambda g: g.add("Resize", g.x, None, None, g.ints(3, 14, HIDDEN), mode="linear"), "ratio that depends"),
+        (lambda g: g.add("Resize", g.x, None, None, g.ints(3, 14, HIDDEN)), "ratio that depends"),
+        (lambda g: g.add("Resize", g.x, None, Value.constant(np.array([1, 2.5, 1], np.float32)), mode="linear"),
+         "ratio that is no integer"),
+        (lambda g: g.add("AveragePool", _channels(g), kernel_shape=(3,), strides=(2,), ceil_mode=1, pads=(1, 1),
+                         count_include_pad=1), "ceil_mode"),
+        (lambda g: g.add("MaxPool", _channels(g), kernel_shape=(2,), strides=(3,), ceil_mode=1), "ceil_mode"),
         (lambda g: _by_places(g, stride=7), "between the valid elements of a merged axis"),
         (lambda g: _by_places(g, first=1), "between the valid elements of a merged axis"),
         (lambda g: _turned(g, 1), "between the valid elements of a merged axis"),
@@ -175,6 +180,14 @@ def _by_places(g: Builder, *, stride: int | None = None, first: int = 0, repeate
     return g.add("Gather", g.add("Reshape", g.mask, g.ints(-1)), index, axis=0)
 
 
+def _resized(g: Builder, coordinates: str, dtype: int = 1) -> Value:
+    """x as an image of its length times 8, in the size of its half and another one."""
+    length = g.add("Div", g.add("Add", g.size(g.x, 1), g.ints(6)), g.ints(2))
+    shape = g.add("Concat", g.size(g.x, 0), g.ints(1), length, g.ints(5), axis=0)
+    x = g.add("Cast", g.add("Unsqueeze", g.x, g.ints(1)), to=dtype)
+    return g.add("Resize", x, None, None, shape, mode="linear", coordinate_transformation_mode=coordinates)
+
+
 def _quantised_conv(g: Builder, op: str) -> Value:
     """Channels in uint8 with a zero point from data, convolved."""
     x, scale, zero = g.add("DynamicQuantizeLinear", _channels(g), outputs=3)
@@ -220,6 +233,12 @@ CASES: dict[str, Callable[[Builder], Value]] = {
     "Resize": lambda g: g.add("Resize", g.add("Unsqueeze", _channels(g), g.ints(2)), None,
                               Value.constant(np.array([1, 1, 2, 2], np.float32)), mode="nearest",
                               nearest_mode="floor", coordinate_transformation_mode="asymmetric"),
+    "Resize between": lambda g: _resized(g, "half_pixel"),
+    "Resize from the first": lambda g: _resized(g, "asymmetric"),
+    "Resize to corners": lambda g: _resized(g, "align_corners"),
+    "Resize of float16": lambda g: g.add("Cast", _resized(g, "pytorch_half_pixel", 10), to=1),
+    "Resize between by scales": lambda g: g.add("Resize", g.add("Unsqueeze", _channels(g), g.ints(2)), None,
+                                                Value.constant(np.array([1, 1, 4, 3], np.float32)), mode="linear"),
     "Resize beside": lambda g: g.add("Resize", g.add("Unsqueeze", _channels(g), g.ints(2)), None,
                                      Value.constant(np.array([1, 1, 2, 1], np.float32)), mode="linear"),
     "DepthToSpace": lambda g: g.add("DepthToSpace", g.add("Unsqueeze", _channels(g), g.ints(2)), blocksize=2),
@@ -230,6 +249,11 @@ CASES: dict[str, Callable[[Builder], Value]] = {
                                      output_padding=(1,)),
     "Conv of a stride": lambda g: g.add("Conv", _channels(g), g.weight(3, HIDDEN, 3), strides=(2,), pads=(1, 1)),
     "Conv with auto_pad": lambda g: g.add("Conv", _channels(g), g.weight(3, HIDDEN, 4), auto_pad="SAME_LOWER"),
+    "MaxPool beyond the edge": lambda g: g.add("MaxPool", _channels(g), kernel_shape=(3,), strides=(2,), ceil_mode=1),
+    "AveragePool beyond the edge": lambda g: g.add("AveragePool", _channels(g), kernel_shape=(3,), strides=(2,),
+                                                   pads=(1, 0), ceil_mode=1),
+    "MaxPool whose channels are fixed": lambda g: g.add("MaxPool", g.add("Unsqueeze", g.x, g.ints(1)), strides=(2, 3),
+                                                        kernel_shape=(3, 2), ceil_mode=1, pads=(0, 0, 0, 1)),
     "MaxPool": lambda g: g.add("MaxPool", _channels(g), kernel_shape=(3,), strides=(2,), pads=(1, 1)),
     "AveragePool": lambda g: g.add("AveragePool", _channels(g), kernel_shape=(2,), strides=(1,), pads=(1, 1),
                                    count_include_pad=1),
@@ -255,6 +279,8 @@ CASES: dict[str, Callable[[Builder], Value]] = {
     "EyeLike": lambda g: g.add("EyeLike", g.ids, dtype=1),
     "Einsum": lambda g: g.add("Einsum", g.x, g.x, equation="bsh,bth->h"),
     "merged axes": lambda g: g.add("ReduceMax", g.add("Reshape", g.x, g.ints(-1, HIDDEN)), g.ints(0)),
+    "numbers in other groups": lambda g: g.add("Reshape", g.add("Reshape", g.add("Slice", g.x, g.ints(0), g.ints(6),
+        g.ints(2)), g.ints(0, 0, 2, 3)), g.ints(0, 0, 3, 2)),
     "merged and kept": lambda g: g.add("Reshape", g.add("Softmax", g.add("Flatten", _heads(g), axis=3), axis=0),
                                        g.ints(-1)),
     "merged axes whose sizes are sums": lambda g: _merged_sums(g, g.add("Pad", g.x, g.ints(0, 0, 0, 1, 1, 0))),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -98,7 +97,7 @@ def reshape(p: Padder, node: Node, given: Given) -> Given:
             wanted.append(product(x.axes[i]))
         else:
             wanted.append(None if t == -1 else t)
-    digits = _digits(x.axes)
+    digits = list(axis_of(_digits(x.axes)))  # numbers beside each other as one
     if None not in wanted:
         front, rest = _grouped(p, digits, [t for t in wanted if t is not None])
         if rest:
@@ -565,42 +564,3 @@ def space_to_depth(p: Padder, node: Node, given: Given) -> Given:
     x = first_of(p, given)
     require_unpadded(p, x, [1, 2, 3], "an axis in blocks")
     return typed_like(p, node, given, x, 1)
-
-
-def resize(p: Padder, node: Node, given: Given) -> Given:
-    x = first_of(p, given)
-    over = x.padded
-    scales_at, sizes_at = (1, None) if node.version < 11 else (2, 3)
-    scales, sizes = at(given, scales_at), None if sizes_at is None else at(given, sizes_at)
-    if node.attributes.get("axes") is not None or text(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise p.refused("it names axes, or keeps the ratio of them")
-    if text(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
-        raise p.refused("a part of an axis is resized")
-    if text(node, "mode", "nearest") != "nearest":
-        x = p.masked(x, over, 0)  # neighbours of weight zero must be finite
-    axes = list(x.axes)
-    inputs = [x, *given[1:]]
-    if sizes is not None and sizes.known is not None and sizes.known.size:
-        target = p.ints(sizes) or []
-        for i, t in enumerate(target):
-            if i in over and t != product(x.axes[i]):
-                raise p.refused("a padded axis is resized by a ratio that depends on the size")
-            axes[i] = x.axes[i] if i in over else axis_of([t])
-        inputs[3] = Padded(p.vector(*p.sizes(axes)), sizes.dtype, sizes.axes)
-        return p.copy(node, inputs, [axes])
-    data = None if scales is None else p.data(scales).data
-    if data is None:
-        raise p.refused("its scales are computed")
-    nearest = (
-        text(node, "mode", "nearest") == "nearest"
-        and (node.version < 11 or text(node, "coordinate_transformation_mode", "half_pixel") == "asymmetric")
-        and (node.version < 11 or text(node, "nearest_mode", "round_prefer_floor") == "floor")
-    )
-    for i, f in enumerate(float(v) for v in data.reshape(-1)):
-        if i not in over:
-            axes[i] = axis_of([math.floor(p.size(x.axes[i]) * f)])
-        elif f != 1:
-            if not nearest or f != int(f):
-                raise p.refused("a padded axis is interpolated")
-            axes[i] = axis_of([*x.axes[i], int(f)])
-    return p.copy(node, inputs, [axes])

@@ -89,3 +89,13 @@ def type_code(dtype: np.dtype) -> int:
 def one_bound(s: Padded) -> tuple[Expr, ...]:
     """The bound of all elements, where it is one for all."""
     return s.top if len(s.top) == 1 else ()
+
+
+def widened(p: Padder, x: Padded) -> Padded:
+    """Narrow floats as float32."""
+    return x if x.dtype.itemsize >= 4 else p.padded(p.emit("Cast", [p.data(x)], to=1), x.axes)
+
+
+def narrowed(p: Padder, x: Padded, dtype: np.dtype) -> Padded:
+    """What was computed of widened floats, as these were."""
+    return x if x.dtype == dtype else p.padded(p.emit("Cast", [p.data(x)], to=type_code(dtype)), x.axes)

@@ -21,13 +21,14 @@ from xrt_core.ir.op_traits import draws_random, traits_of
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.symbols import product
 from xrt_core.ir.types import STRING, float_like
-from xrt_core.passes.padding import movement
+from xrt_core.passes.padding import movement, resizing
 from xrt_core.passes.padding.form import Axis, Padded, axis_of, is_padded
 from xrt_core.passes.padding.operands import (
     at,
     broadcast,
     first_of,
     is_prefix,
+    narrowed,
     number,
     numbers,
     require_prefix,
@@ -35,6 +36,7 @@ from xrt_core.passes.padding.operands import (
     text,
     type_code,
     typed_like,
+    widened,
 )
 from xrt_core.passes.padding.positions import counted
 from xrt_core.passes.padding.walk import Given, Padder, Rule
@@ -182,24 +184,14 @@ def _mean(p: Padder, x: Padded, reduced: Sequence[int], axes: tuple[Axis, ...], 
     """The sum of the valid elements, divided by their number; of narrow floats in float32, as their mean is."""
     if not float_like(x.dtype):
         raise p.refused(f"a mean of {x.dtype} over padding")
-    masked = _widened(p, p.masked(x, [i for i in reduced if is_padded(x.axes[i])], 0))
+    masked = widened(p, p.masked(x, [i for i in reduced if is_padded(x.axes[i])], 0))
     data, wide = p.data(masked), masked.dtype
     if since_version("ReduceSum", "", p.opset) >= 13:
         total = p.emit("ReduceSum", [data, p.vector(*reduced)], keepdims=keep)
     else:
         total = p.emit("ReduceSum", [data], axes=tuple(reduced), keepdims=keep)
     count = p.emit("Cast", [p.scalar(product(product(x.axes[i]) for i in reduced))], to=type_code(wide))
-    return _narrowed(p, p.padded(p.emit("Div", [total, count]), axes), x.dtype)
-
-
-def _widened(p: Padder, x: Padded) -> Padded:
-    """Narrow floats as float32."""
-    return x if x.dtype.itemsize >= 4 else p.padded(p.emit("Cast", [p.data(x)], to=1), x.axes)
-
-
-def _narrowed(p: Padder, x: Padded, dtype: np.dtype) -> Padded:
-    """What was computed of widened floats, as these were."""
-    return x if x.dtype == dtype else p.padded(p.emit("Cast", [p.data(x)], to=type_code(dtype)), x.axes)
+    return narrowed(p, p.padded(p.emit("Div", [total, count]), axes), x.dtype)
 
 
 def _arg_extreme(p: Padder, node: Node, given: Given) -> Given:
@@ -334,16 +326,27 @@ def _window(p: Padder, node: Node, kernel: Sequence[int]) -> tuple[list[int], li
 
 
 def _slid(
-    p: Padder, x: Padded, kernel: Sequence[int], window: tuple[list[int], list[int], list[int], list[int]]
+    p: Padder,
+    x: Padded,
+    kernel: Sequence[int],
+    window: tuple[list[int], list[int], list[int], list[int]],
+    ceil: bool = False,
 ) -> list[Axis]:
-    """The spatial axes behind a sliding window. That of a padded axis begins at the same places as without padding."""
+    """The spatial axes behind a sliding window. That of a padded axis begins at the same places as without padding.
+    ceil: a last window may reach beyond the edge, but begins before it."""
     before, behind, strides, dilations = window
     made = []
     for i, k in enumerate(kernel):
-        size = require_prefix(p, x.axes[i + 2])
-        free = size + before[i] + behind[i] - (k - 1) * dilations[i] - 1
+        size, reach = require_prefix(p, x.axes[i + 2]), (k - 1) * dilations[i] + 1
+        free = size + before[i] + behind[i] - reach
         p.need(free, 0)
-        made.append(axis_of([free // strides[i] + 1]))
+        count = (free + (strides[i] - 1 if ceil else 0)) // strides[i] + 1
+        if ceil and behind[i] + strides[i] > reach:
+            windows, whole = count.constant, size.constant
+            if windows is None or whole is None:
+                raise p.refused("whether its last window begins before the edge depends on the size (ceil_mode)")
+            count = count - int((windows - 1) * strides[i] >= whole + before[i])
+        made.append(axis_of([count]))
     return made
 
 
@@ -389,22 +392,23 @@ def _pool(p: Padder, node: Node, given: Given) -> Given:
     x = first_of(p, given)
     kernel = numbers(node, "kernel_shape") or []
     over = [i for i in range(2, x.rank) if is_padded(x.axes[i])]
-    if over and number(node, "ceil_mode", 0):
-        raise p.refused("its last window depends on the size (ceil_mode)")
+    ceil = bool(number(node, "ceil_mode", 0))
     second = node.outputs[1] if len(node.outputs) > 1 else None
     if second is not None and any(is_padded(a) for a in x.axes[1:]):
         raise p.refused("its indices count through padded axes")
     if not over:
         return typed_like(p, node, given, x, 2)
     window = _window(p, node, kernel)
-    out = [*x.axes[:2], *_slid(p, x, kernel, window)]
+    out = [*x.axes[:2], *_slid(p, x, kernel, window, ceil)]
     fill: Any = 0
     if node.op_type == "MaxPool":
         fill = p.lowest(x.dtype)
     elif node.op_type == "AveragePool" and not number(node, "count_include_pad", 0):
-        if any(window[1][i - 2] for i in over):
+        if ceil or any(window[1][i - 2] for i in over):
             return [_average_at_edges(p, node, x, out)]
         return p.copy(node, [x], [out])  # no window of a valid place reaches padding
+    elif ceil:
+        raise p.refused("its last window is divided by what depends on the size (ceil_mode)")
     return p.copy(node, [p.masked(x, over, fill)], [out])
 
 
@@ -412,11 +416,11 @@ def _average_at_edges(p: Padder, node: Node, x: Padded, out: Sequence[Axis]) -> 
     """AveragePool whose windows at the edge are divided by the number of elements within: that of zeros behind what is
     valid, by the share that is; of narrow floats in float32."""
     over = [i for i in range(2, x.rank) if is_padded(x.axes[i])]
-    whole, own = _widened(p, x), [(), (), *x.axes[2:]]
+    whole, own = widened(p, x), [(), (), *x.axes[2:]]
     ones = p.padded(p.constant(np.ones(p.sizes(own), whole.dtype)), own)
     attributes = {**node.attributes, "count_include_pad": 1}
     sums, shares = (p.emit("AveragePool", [p.data(p.masked(s, over, 0))], **attributes) for s in (whole, ones))
-    return _narrowed(p, p.padded(p.emit("Div", [sums, shares]), out), x.dtype)
+    return narrowed(p, p.padded(p.emit("Div", [sums, shares]), out), x.dtype)
 
 
 # --- normalisations ---------------------------------------------------------------------------------------------------
@@ -451,15 +455,15 @@ def _instance_norm(p: Padder, node: Node, x: Padded, given: Given) -> Padded:
     space = range(2, x.rank)
     axes = _without(x.axes, space, 1)
     along = [p.size(x.axes[1]), *[1] * (x.rank - 2)]
-    scale, bias = (p.shaped(p.data(_widened(p, s)), along) for s in given if s is not None)
-    whole = _widened(p, x)
+    scale, bias = (p.shaped(p.data(widened(p, s)), along) for s in given if s is not None)
+    whole = widened(p, x)
     apart = p.padded(p.emit("Sub", [p.data(whole), p.data(_mean(p, whole, space, axes, 1))]), x.axes)
     square = p.padded(p.emit("Mul", [p.data(apart)] * 2), x.axes)
     variance = p.data(_mean(p, square, space, axes, 1))
     epsilon = p.constant(np.array(node.attributes.get("epsilon", 1e-5), whole.dtype))
     spread = p.emit("Sqrt", [p.emit("Add", [variance, epsilon])])
     made = p.emit("Add", [p.emit("Mul", [p.emit("Div", [p.data(apart), spread]), scale]), bias])
-    return _narrowed(p, p.padded(made, x.axes), x.dtype)
+    return narrowed(p, p.padded(made, x.axes), x.dtype)
 
 
 def _mean_variance(p: Padder, node: Node, given: Given) -> Given:
@@ -567,7 +571,7 @@ RULES: Final[dict[str, Rule]] = {
     "QLinearMatMul": _qlinear_matmul,
     "Range": movement.range_,
     "Reshape": movement.reshape,
-    "Resize": movement.resize,
+    "Resize": resizing.resize,
     "Slice": movement.slice_,
     "SpaceToDepth": movement.space_to_depth,
     "Split": movement.split,
