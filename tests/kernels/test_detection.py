@@ -92,6 +92,26 @@ def test_suppression_as_the_reference(centred: int, threshold: float, rng: np.ra
     np.testing.assert_array_equal(got, run_reference(case)[0])
 
 
+@pytest.mark.parametrize("limit", [7, 1000])
+def test_suppression_of_many(limit: int, rng: np.random.Generator) -> None:
+    """More boxes than are compared at a time, against the definition: a box stays unless a better one that stays
+    overlaps it."""
+    corners = rng.uniform(0, 6, (500, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(0, 2, (500, 2))], 1).astype(np.float32)
+    scores = rng.permutation(500).astype(np.float32)
+    case = node_case("NonMaxSuppression", 11, [boxes[None], scores[None, None], np.array([limit]), np.float32([0.25])])
+    kept: list[int] = []
+    low, high = boxes[:, :2].astype(np.float64), boxes[:, 2:].astype(np.float64)
+    for i in np.argsort(-scores):
+        side = np.maximum(np.minimum(high[i], high[kept]) - np.maximum(low[i], low[kept]), 0)
+        shared = side.prod(1)
+        union = (high[i] - low[i]).prod() + (high[kept] - low[kept]).prod(1) - shared
+        if len(kept) < limit and not (shared > 0.25 * union).any():
+            kept.append(int(i))
+    np.testing.assert_array_equal(run_numpy(case)[0][:, 2], kept)
+    assert 128 < len(kept) < 500 or len(kept) == limit
+
+
 def test_suppression_without_a_limit_selects_nothing() -> None:
     """max_output_boxes_per_class defaults to 0; no boxes give no rows."""
     boxes, scores = np.zeros((1, 2, 4), np.float32), np.ones((1, 1, 2), np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import timeit
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -206,6 +207,41 @@ def test_columns_of_different_bounds() -> None:
     turned = _apply("Transpose", i)
     ((check,), _) = index_checks(_function([X, i], turned, _apply("GatherND", X, _out(turned))))
     assert check.bounds == Bounds((-4,), (3,))
+
+
+BY_COLUMN: dict[str, Callable[[Value], list[Node]]] = {
+    "Gather": lambda r: [
+        _apply("Gather", r, _known("first", np.array([-5])), axis=-1),
+        _apply("Gather", r, _known("rest", np.arange(1, 5)), axis=1),
+    ],
+    "Split": lambda r: [_apply("Split", r, _known("sizes", np.array([1, 4])), axis=1, outputs=2)],
+    "Concat": lambda r: [
+        (whole := _apply("Concat", r, r, axis=1)),
+        _apply("Split", _out(whole), _known("sizes", np.array([1, 4, 5])), axis=1, outputs=3),
+    ],
+}
+
+
+@pytest.mark.parametrize("way", BY_COLUMN)
+def test_columns_that_are_no_index(way: str) -> None:
+    """Of regions as [image, x1, y1, x2, y2] the first column alone is held to the number of images."""
+    x, rois, rows = _value("x", F, 2, 1, 4, 4), _value("rois", F, 6, 5), _value("rows", INT, 3)
+    taken = _apply("Gather", rois, rows, axis=0)
+    apart = BY_COLUMN[way](_out(taken))
+    first, boxes = [v for n in apart for v in n.outputs if v is not None and n.op_type != "Concat"][:2]
+    image = _apply("Squeeze", first, _known("axis", np.array([1])))
+    index = _apply("Cast", _out(image), to=7)
+    function = _function([x, rois, rows], taken, *apart, image, index, _apply("RoiAlign", x, boxes, _out(index)))
+    checks = input_checks(function)
+    assert checks is not None
+    images, given = np.zeros((2, 1, 4, 4), F), np.full((6, 5), 300, F)
+    given[:, 0] = 1
+    given[0, 2] = np.nan
+    assert not checks.violates([images, given, np.arange(3)])
+    assert checks.violates([images, given, np.full(3, 6)])
+    for bad in (2, -1, np.nan):
+        given[5, 0] = bad
+        assert checks.violates([images, given, np.arange(3)])
 
 
 def test_a_constant_index_out_of_range_is_for_the_host() -> None:

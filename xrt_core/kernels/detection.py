@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -127,19 +127,38 @@ def _extents(boxes: np.ndarray, centered: bool) -> tuple[np.ndarray, np.ndarray]
     return np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
 
 
+_BEST: Final = 128
+"""Boxes that are compared with all that are left at a time."""
+
+
 def _suppress(low: np.ndarray, high: np.ndarray, order: np.ndarray, limit: int, overlap: float) -> list[int]:
     """Greedy selection: the best box left, then without those that overlap it by more than `overlap`."""
     area = np.prod(high - low, axis=1)
+
+    def hits(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+        shared = np.ones((), low.dtype)
+        for k in range(2):
+            side = np.minimum(high[some, k, None], high[others, k]) - np.maximum(low[some, k, None], low[others, k])
+            shared = shared * np.maximum(side, 0)
+        union = area[some, None] + area[others] - shared
+        real = (shared > 0) & (area[others] > 0) & (area[some, None] > 0) & (union > 0)
+        hit: np.ndarray = real & (shared > overlap * union)
+        return hit
+
     kept: list[int] = []
     while order.size and len(kept) < limit:
-        best, order = order[0], order[1:]
-        kept.append(int(best))
-        side = np.minimum(high[order], high[best]) - np.maximum(low[order], low[best])
-        shared = np.prod(np.maximum(side, 0), axis=1)
-        union = area[order] + area[best] - shared
-        hit = (shared > 0) & (area[order] > 0) & (area[best] > 0) & (union > 0)
-        order = order[~(hit & (shared > overlap * union))]
-    return kept
+        best, order = order[:_BEST], order[_BEST:]
+        rows = np.packbits(hits(best, best), axis=1, bitorder="little")
+        gone, chosen = 0, []
+        for i, row in enumerate(rows):
+            if not gone >> i & 1:
+                chosen.append(i)
+                gone |= int.from_bytes(row.tobytes(), "little")
+        best = best[chosen]
+        kept.extend(best.tolist())
+        if order.size and len(kept) < limit:
+            order = order[~hits(best, order).any(axis=0)]
+    return kept[:limit]
 
 
 @kernel("NonMaxSuppression", dynamic="the output's shape depends on the data")

@@ -6,9 +6,10 @@ The same goes for NaN and infinity, where an engine is known to be right for fin
 no positive numbers: what is divided by zero becomes any integer, and libraries fold a scale into products and bounds.
 
 Bounds are those of the index inputs of the Function's nodes, carried back to its parameters through nodes that move
-elements or cast them. Where a path mixes columns of different bounds, the narrowest holds: a call too many for the
-host is right, one too few is not. A node whose index is computed from other data is not offered to engines in
-inference, unless the range of what computes it lies within the bounds (`unproven_indices`).
+elements or cast them, to those columns alone that become an index (the first one of regions, say). Where a path mixes
+columns of different bounds, the narrowest holds: a call too many for the host is right, one too few is not. A node
+whose index is computed from other data is not offered to engines in inference, unless the range of what computes it
+lies within the bounds (`unproven_indices`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from xrt_core.runtime.arrays import to_numpy
 
 _FEW: Final = 1 << 16  # elements
 _HANDFUL: Final = 32  # elements, of which Python finds the least in a tenth of the time that NumPy takes
+_FREE: Final = (int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max))
+"""The bounds of a column that is no index."""
 _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
 """Moving operators whose results have elements of other inputs than the first."""
 
@@ -50,6 +53,10 @@ class Bounds(Struct, frozen=True):
         """Whether all elements lie in range; floats are cut to integers, as Cast does, and NaN is none."""
         if not x.size:
             return True
+        if len(self.low) > 1 and _FREE in (ranges := list(zip(self.low, self.high, strict=True))):
+            kept = [i for i, r in enumerate(ranges) if r != _FREE]
+            low, high = (tuple(b[i] for i in kept) for b in (self.low, self.high))
+            return Bounds(low, high).are_met(x[..., kept])
         if self.ignored is not None:
             x = x[x != self.ignored]
             return not x.size or replace(self, ignored=None).are_met(x)
@@ -358,6 +365,9 @@ def _before(node: Node, result: Value, wanted: Bounds) -> list[tuple[Value, Boun
         return [(source, replace(wanted, low=low, high=high))]
     if not traits.moves_elements:
         return []
+    columns = None if wanted.ignored is not None else _columns(node, result)
+    if columns is not None:
+        return _of_columns(columns, result, wanted)
     positions = range(len(node.inputs)) if node.op_type == "Concat" else _CARRIED.get(node.op_type, (0,))
     sources = [v for i in positions if (v := node.inputs[i]) is not None]
     if len(wanted.low) > 1 and not all(_keeps_columns(node, v, result) for v in sources):
@@ -366,9 +376,53 @@ def _before(node: Node, result: Value, wanted: Bounds) -> list[tuple[Value, Boun
 
 
 def _keeps_columns(node: Node, source: Value, result: Value) -> bool:
-    if node.op_type not in ("Identity", "Reshape", "Squeeze", "Unsqueeze"):
+    if not source.shape or not result.shape or source.shape[-1] != result.shape[-1]:
         return False
-    return bool(source.shape and result.shape and source.shape[-1] == result.shape[-1])
+    if node.op_type in ("Concat", "Gather", "Split"):
+        axis = node.attributes.get("axis", 0)
+        return isinstance(axis, int) and axis % len(source.shape) < len(source.shape) - 1
+    return node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def _columns(node: Node, result: Value) -> list[tuple[Value, int]] | None:
+    """For each column of the last axis of a result the input, and the column of it, that it is; None for a node that
+    does not take columns by number, and where sizes are unknown."""
+    x, op = node.inputs[0], node.op_type
+    if x is None or not x.shape or not result.shape or op not in ("Concat", "Gather", "Split"):
+        return None
+    axis, width = node.attributes.get("axis", 0), x.shape[-1]
+    if not isinstance(axis, int) or axis % len(x.shape) != len(x.shape) - 1 or not isinstance(width, int) or not width:
+        return None
+    if op == "Gather":
+        index = node.inputs[1]
+        if index is None or index.data is None or index.data.ndim != 1:
+            return None
+        return [(x, i % width) for i in index.data.tolist()]
+    parts = node.inputs if op == "Concat" else node.outputs
+    widths = [v.shape[-1] if v is not None and v.shape else None for v in parts]
+    if any(not isinstance(w, int) for w in widths):
+        return None
+    if op == "Concat":
+        return [(v, i) for v, w in zip(parts, widths, strict=True) if v is not None for i in range(w)]  # type: ignore[arg-type]
+    at = next(k for k, v in enumerate(parts) if v is result)
+    begin = sum(widths[:at])  # type: ignore[arg-type]
+    return [(x, begin + i) for i in range(widths[at])]  # type: ignore[arg-type]
+
+
+def _of_columns(columns: Sequence[tuple[Value, int]], result: Value, wanted: Bounds) -> list[tuple[Value, Bounds]]:
+    """The bounds of inputs some of whose columns are those of a result; those of others are free."""
+    each = list(zip(wanted.low, wanted.high, strict=True))
+    each = each * len(columns) if len(each) == 1 else each
+    found: dict[Value, list[tuple[int, int]]] = {}
+    for (v, column), (low, high) in zip(columns, each, strict=True):
+        assert v.shape is not None
+        of = found.setdefault(v, [_FREE] * int(v.shape[-1]))  # type: ignore[arg-type]
+        of[column] = (max(low, of[column][0]), min(high, of[column][1]))
+    return [
+        (v, Bounds(tuple(low for low, _ in of), tuple(high for _, high in of)))
+        for v, of in found.items()
+        if any(b != _FREE for b in of)
+    ]
 
 
 def index_bounds(node: Node) -> Bounds | None:
