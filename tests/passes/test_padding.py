@@ -109,6 +109,9 @@ def build(make: Callable[[Builder], Value]) -> Graph:
         (lambda g: g.add("GroupNormalization", _channels(g), g.weight(2), g.weight(2), num_groups=2),
          "a normalised axis"),
         (lambda g: g.add("RandomNormalLike", g.x), "no rule"),
+        (lambda g: _to_a_multiple(g, "Sqrt"), "computed from data"),
+        (lambda g: g.add("Pad", g.x, g.add("Concat", g.ints(0), g.size(g.x, 1), g.ints(0, 0, 0, 0), axis=0)),
+         "how far its elements move"),
         (lambda g: g.add("Split", g.x, num_outputs=2, axis=1, outputs=2)[0], "axis that is split"),
         (lambda g: g.add("ArgMax", g.x, axis=1, select_last_index=1), "the last is taken"),
         (lambda g: g.add("Resize", g.x, None, None, g.ints(3, 14, HIDDEN)), "ratio that depends"),
@@ -186,6 +189,15 @@ def _resized(g: Builder, coordinates: str, dtype: int = 1) -> Value:
     shape = g.add("Concat", g.size(g.x, 0), g.ints(1), length, g.ints(5), axis=0)
     x = g.add("Cast", g.add("Unsqueeze", g.x, g.ints(1)), to=dtype)
     return g.add("Resize", x, None, None, shape, mode="linear", coordinate_transformation_mode=coordinates)
+
+
+def _to_a_multiple(g: Builder, rounding: str) -> Value:
+    """x with zeros behind it up to a multiple of 4, by arithmetic in floats."""
+    length = g.size(g.x, 1)
+    blocks = g.add(rounding, g.add("Div", g.add("Cast", g.add("Squeeze", length), to=1), g.number(4.0)))
+    whole = g.add("Cast", g.add("Unsqueeze", g.add("Mul", blocks, g.number(4.0)), g.ints(0)), to=7)
+    amounts = g.add("Concat", g.ints(0, 0, 0, 0), g.add("Sub", whole, length), g.ints(0), axis=0)
+    return g.add("ReduceMean", g.add("Pad", g.x, amounts), g.ints(1))
 
 
 def _quantised_conv(g: Builder, op: str) -> Value:
@@ -289,6 +301,9 @@ CASES: dict[str, Callable[[Builder], Value]] = {
     "Concat in the middle": lambda g: g.add("Concat", g.x, g.add("Neg", g.x), g.x, axis=1),
     "Tile": lambda g: g.add("ReduceSum", g.add("Tile", g.x, g.ints(2, 3, 1)), g.ints(1)),
     "Slice backwards": lambda g: g.add("Slice", g.x, g.ints(-1), g.ints(-(2**63)), g.ints(1), g.ints(-2)),
+    "Pad to a multiple": lambda g: _to_a_multiple(g, "Ceil"),
+    "Pad by what is known": lambda g: g.add("CumSum", g.add("Pad", g.x, g.add(
+        "Concat", g.ints(0, 1, 0, 0), g.add("Add", g.size(g.x, 1), g.ints(1)), g.ints(2), axis=0)), g.scalar(1)),
     "Pad at both ends": lambda g: g.add("CumSum", g.add("Pad", g.x, g.ints(0, 1, 0, 1, 2, 0), g.number(2.0)),
                                         g.scalar(1), reverse=1),
     "size as data": lambda g: g.add("Div", g.add("ReduceSum", g.x, g.ints(1)), g.add("Sqrt", g.add("Cast", g.add(

@@ -17,6 +17,7 @@ from xrt_core.frontends.onnx_import import import_model
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.symbols import Declared, SymbolicSignature, expression
 from xrt_core.ir.types import TensorType
+from xrt_core.passes.size_ratios import MOST
 
 UNKNOWN = {
     "Attention": 2,  # sizes that are no multiple of the number of heads
@@ -177,6 +178,51 @@ def test_sizes_that_are_split() -> None:
         make("Reshape", ["x0", "target"], ["y0"]),
     ]
     assert shapes_through(nodes, ("b", 6, "n")) == ["b, 6*n"]
+
+
+def _multiples(steps: list[tuple[str, float | None]], opset: int = 17) -> list[str]:
+    """The shape of x0 [b, n] repeated by its second size after these steps of arithmetic in float32."""
+    make, data, at = onnx.helper.make_node, [], "f"
+    nodes = [make("Shape", ["x0"], ["shape"], start=1), make("Cast", ["shape"], ["f"], to=1)]
+    for k, (op, operand) in enumerate(steps):
+        if operand is not None:
+            value = onnx.numpy_helper.from_array(np.float32(operand))
+            nodes.append(make("Constant", [], [f"c{k}"], value=value))
+            data = [f"c{k}"]
+        nodes.append(make(op, [at, *(data if operand is not None else [])], [f"s{k}"]))
+        at = f"s{k}"
+    nodes += [
+        make("Cast", [at], ["size"], to=7),
+        make("ConstantOfShape", ["size"], ["y0"], value=onnx.numpy_helper.from_array(np.zeros(1, np.float32))),
+    ]
+    return shapes_through(nodes, ("b", "n"), opset=opset)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([("Div", 32.0), ("Ceil", None), ("Mul", 32.0)], "32*((n + 31)//32)"),
+        ([("Div", 14.0), ("Floor", None)], "n//14"),
+        ([("Mul", 0.5), ("Floor", None)], "n//2"),
+        ([("Mul", 2.0)], "2*n"),
+        ([("Add", 1.0), ("Mul", 0.75)], "(3*n + 3)//4"),
+        ([("Sub", 1.0), ("Div", 3.0), ("Mul", 3.0)], "None"),  # calculated with what is rounded
+        ([("Mul", 1 / 14)], "None"),
+        ([("Sqrt", None)], "None"),
+    ],
+)
+def test_sizes_in_floating_point(steps: list[tuple[str, float | None]], expected: str) -> None:
+    """Arithmetic on sizes in floats is followed where floats give what integers would."""
+    assert _multiples(steps) == [expected]
+
+
+def test_a_ratio_is_rounded_as_floats_are() -> None:
+    """One division in float32, for all numerators that are followed and divisors of sizes."""
+    numbers = np.unique(np.geomspace(1, MOST, 30_000).astype(np.int64))
+    for divisor in (2, 3, 7, 14, 16, 31, 49, 640):
+        quotient = numbers.astype(np.float32) / np.float32(divisor)
+        np.testing.assert_array_equal(np.floor(quotient).astype(np.int64), numbers // divisor)
+        np.testing.assert_array_equal(np.ceil(quotient).astype(np.int64), -(-numbers // divisor))
 
 
 @pytest.mark.nightly

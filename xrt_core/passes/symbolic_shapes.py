@@ -23,6 +23,7 @@ from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.symbols import Expr, Symbol, expression, product, shape_for
 from xrt_core.ir.types import Dim, TensorType, ValueType
+from xrt_core.passes.size_ratios import FOLLOWED, MOST, Ratio
 
 _MOST: Final = 64
 """Elements of a tensor that are followed."""
@@ -51,6 +52,7 @@ class SymbolicShapes:
         self.sizes: Mapping[str, int] = {} if sizes is None else sizes
         self._known: dict[Value, Elements] = {}
         self._ranges: dict[Value, Interval] = {}
+        self._ratios: dict[Value, np.ndarray] = {}
         self.within: set[tuple[Value, Dim]] = set()
         self.guards: dict[Expr, None] = {}
 
@@ -95,10 +97,14 @@ class SymbolicShapes:
         self._note_index(node)
         if isinstance(t, TensorType) and t.dtype == np.int64 and (interval := _interval(self, node)) is not None:
             self._ranges[node.outputs[0]] = interval
-        rule = _ELEMENT_RULES.get(node.op_type)
-        if rule is None or not isinstance(t, TensorType) or t.dtype is None or t.dtype.kind not in "iub":
+        if not isinstance(t, TensorType) or t.dtype is None:
             return None
-        if not t.is_static or math.prod(t.shape) > _MOST:  # type: ignore[arg-type]
+        rule, known = _ELEMENT_RULES.get(node.op_type), self._known
+        if t.dtype in FOLLOWED:
+            rule, known = _RATIO_RULES.get(node.op_type), self._ratios
+        elif t.dtype.kind not in "iub":
+            return None
+        if rule is None or not t.is_static or math.prod(t.shape) > _MOST:  # type: ignore[arg-type]
             return None
         try:
             found = rule(self, node)
@@ -109,7 +115,7 @@ class SymbolicShapes:
         constants = [None if e is None else e.constant for e in found.reshape(-1)]
         if found.size and all(c is not None for c in constants):
             return np.array(constants, t.dtype).reshape(found.shape)
-        self._known[node.outputs[0]] = found
+        known[node.outputs[0]] = found
         return None
 
     def _follow_parts(self, node: Node, types: Sequence[ValueType | None]) -> None:
@@ -160,6 +166,22 @@ class SymbolicShapes:
         made = np.empty(v.data.size, object)
         made[:] = [Expr.of(int(x)) for x in v.data.reshape(-1)]
         return made.reshape(v.data.shape)
+
+    def ratios(self, v: Value | None) -> np.ndarray | None:
+        """The elements of a small tensor of floats as `Ratio`, None where nothing is known of one."""
+        if v is None or v.dtype not in FOLLOWED:
+            return None
+        if v.data is None:
+            return self._ratios.get(v)
+        if v.data.size > _MOST:
+            return None
+        return _objects([Ratio.of(x) for x in v.data.reshape(-1).tolist()]).reshape(v.data.shape)
+
+    def rounded(self, r: Ratio, up: bool = False) -> Expr | None:
+        """A quotient of sizes rounded as floats round it, where it is not negative, and its numerator not large."""
+        if not self.holds(r.above) or not self.holds(MOST - r.above):
+            return None
+        return r.ceil() if up else r.floor()
 
     def interval(self, v: Value | None) -> Interval | None:
         """The least and the greatest element that an integer tensor may have; None where nothing is known of it."""
@@ -249,7 +271,7 @@ def dims_of(v: Value | None) -> list[Expr | None] | None:
 # --- elements ---------------------------------------------------------------------------------------------------------
 
 
-def _objects(items: Sequence[Expr | None]) -> Elements:
+def _objects(items: Sequence[Expr | Ratio | None]) -> Elements:
     made = np.empty(len(items), object)
     made[:] = list(items)
     return made
@@ -332,9 +354,7 @@ def _slice_elements(s: SymbolicShapes, node: Node) -> Elements | None:
     steps = _constants(s, node, 4) or [1] * len(starts)
     index: list[slice] = [slice(None)] * found.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        if step < 1:
-            return None
-        index[axis] = slice(start, end, step)
+        index[axis] = slice(start, end, step)  # Python's rules are ONNX's, backwards as well
     return found[tuple(index)]
 
 
@@ -398,6 +418,19 @@ def _filled(s: SymbolicShapes, node: Node) -> Elements | None:
     return made
 
 
+def _transposed(s: SymbolicShapes, node: Node) -> Elements | None:
+    found = s.elements(node.inputs[0])
+    return None if found is None else np.transpose(found, node.attributes.get("perm"))  # type: ignore[arg-type]
+
+
+def _only(s: SymbolicShapes, node: Node) -> Elements | None:
+    """A reduction of one element, as exporters write the largest of a batch of one: that element."""
+    found, out = s.elements(node.inputs[0]), node.outputs[0]
+    if found is None or found.size != 1 or out is None or not out.is_static:
+        return None
+    return found.reshape(out.shape)  # type: ignore[arg-type]
+
+
 def _prod(s: SymbolicShapes, node: Node) -> Elements | None:
     found, out = s.elements(node.inputs[0]), node.outputs[0]
     if found is None or found.ndim > 1 or out is None:
@@ -407,11 +440,19 @@ def _prod(s: SymbolicShapes, node: Node) -> Elements | None:
     return made
 
 
+def _cast(s: SymbolicShapes, node: Node) -> Elements | None:
+    """Of floats too, which are cut towards zero."""
+    found = s.ratios(node.inputs[0])
+    if found is None:
+        return _same(s, node)
+    return _objects([None if r is None else s.rounded(r) for r in found.flat]).reshape(found.shape)
+
+
 _ELEMENT_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Elements | None]]] = MappingProxyType(
     {
         "Shape": _shape,
         "Size": _size,
-        "Cast": _same,
+        "Cast": _cast,
         "Identity": _same,
         "Reshape": _reshaped,
         "Squeeze": _reshaped,
@@ -428,7 +469,68 @@ _ELEMENT_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Elements | N
         "Min": _elementwise(_extreme(False)),
         "Where": _where,
         "ConstantOfShape": _filled,
+        "ReduceMax": _only,
+        "ReduceMin": _only,
         "ReduceProd": _prod,
+        "Transpose": _transposed,
+    }
+)
+
+
+# --- sizes in floating point ------------------------------------------------------------------------------------------
+
+
+class _Floats:
+    """Element rules see ratios through it, where an operand has floats."""
+
+    def __init__(self, s: SymbolicShapes) -> None:
+        self._s = s
+
+    def elements(self, v: Value | None) -> Elements | None:
+        return self._s.ratios(v) if v is not None and v.dtype in FOLLOWED else self._s.elements(v)
+
+
+def _of_floats(rule: Callable[[Any, Node], Elements | None]) -> Callable[[SymbolicShapes, Node], Elements | None]:
+    return lambda s, node: rule(_Floats(s), node)
+
+
+def _to_ratios(s: SymbolicShapes, node: Node) -> Elements | None:
+    found = s.elements(node.inputs[0])
+    if found is None:
+        return s.ratios(node.inputs[0])
+    return _objects([None if e is None else Ratio(e) for e in found.flat]).reshape(found.shape)
+
+
+def _rounding(up: bool) -> Callable[[SymbolicShapes, Node], Elements | None]:
+    def rule(s: SymbolicShapes, node: Node) -> Elements | None:
+        found = s.ratios(node.inputs[0])
+        if found is None:
+            return None
+        whole = [None if r is None else s.rounded(r, up) for r in found.flat]
+        return _objects([None if e is None else Ratio(e) for e in whole]).reshape(found.shape)
+
+    return rule
+
+
+_RATIO_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Elements | None]]] = MappingProxyType(
+    {
+        "Cast": _to_ratios,
+        "Ceil": _rounding(True),
+        "Floor": _rounding(False),
+        "Identity": _of_floats(_same),
+        "Reshape": _of_floats(_reshaped),
+        "Squeeze": _of_floats(_reshaped),
+        "Unsqueeze": _of_floats(_reshaped),
+        "Gather": _of_floats(_gather),
+        "Concat": _of_floats(_concat),
+        "ReduceMax": _of_floats(_only),
+        "ReduceMin": _of_floats(_only),
+        "Slice": _of_floats(_slice_elements),
+        "Transpose": _of_floats(_transposed),
+        "Add": _of_floats(_elementwise(lambda s, a, b: a + b)),
+        "Sub": _of_floats(_elementwise(lambda s, a, b: a - b)),
+        "Mul": _of_floats(_elementwise(lambda s, a, b: a * b)),
+        "Div": _of_floats(_elementwise(lambda s, a, b: a / b)),  # type: ignore[operator]
     }
 )
 
@@ -612,11 +714,12 @@ def _flatten_dims(s: SymbolicShapes, node: Node) -> Dims | None:
 
 
 def _pad_dims(s: SymbolicShapes, node: Node) -> Dims | None:
-    dims, pads = dims_of(node.inputs[0]), _constants(s, node, 1, "pads")
+    dims, given = dims_of(node.inputs[0]), node.attributes.get("pads")
+    pads = s.elements(node.inputs[1]) if given is None else _objects([Expr.of(n) for n in given])  # type: ignore[union-attr]
     if dims is None or pads is None or (len(node.inputs) > 3 and node.inputs[3] is not None):
         return None
-    rank = len(dims)
-    return [None if d is None else d + pads[i] + pads[i + rank] for i, d in enumerate(dims)]
+    ends = zip(dims, pads[: len(dims)], pads[len(dims) :], strict=True)
+    return [None if d is None or begin is None or end is None else d + begin + end for d, begin, end in ends]
 
 
 def _resize_dims(s: SymbolicShapes, node: Node) -> Dims | None:

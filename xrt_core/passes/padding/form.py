@@ -38,6 +38,7 @@ class Padded(Struct, frozen=True):
     that are valid along the other axes are zero. clean: all padding is zero. top: its elements are integers from 0 to
     below this, at every place (in the padding: for the bucket's sizes): one for all, or one for each column of the last
     axis. steps: its elements count positions at all valid places: one for all, or one for each column of the last axis.
+    ratios: the contents of floats as quotients of sizes (`Ratio`), where they follow from shapes.
     """
 
     value: Value | None
@@ -48,6 +49,7 @@ class Padded(Struct, frozen=True):
     clean: bool = False
     top: tuple[Expr, ...] = ()
     steps: tuple[Steps, ...] = ()
+    ratios: Known | None = None
 
     @property
     def padded(self) -> tuple[int, ...]:

@@ -261,7 +261,7 @@ def concat(p: Padder, node: Node, given: Given) -> Given:
             before = p.emit("Less", [first, p.scalar(begin)])
             gap = p.scalar(Expr.of(p.size(s.axes[axis])) - e)
             places = p.emit("Add", [places, p.emit("Where", [before, p.constant(np.array(0, np.int64)), gap])])
-    made = p.emit("Gather", [joined, _clamped(p, places, count)], axis=axis)
+    made = p.emit("Gather", [joined, clamped(p, places, count)], axis=axis)
     return [p.padded(made, axes)]
 
 
@@ -274,7 +274,7 @@ def _appended(p: Padder, x: Padded, y: Padded, axis: int, axes: Sequence[Axis]) 
     return p.padded(made, axes, zeros=zeros, clean=x.clean and y.clean)
 
 
-def _clamped(p: Padder, index: Value, count: int) -> Value:
+def clamped(p: Padder, index: Value, count: int) -> Value:
     """An index that is in range in the padding as well, visibly so to who asks for its bounds."""
     if p.opset < 12:
         raise p.refused("an index that depends on the size needs opset 12")
@@ -352,7 +352,7 @@ def _sliced(p: Padder, x: Padded, axis: int, start: Expr, end: Expr, step: int) 
         return p.padded(made, axes, zeros=zeros, top=top)
     places = p.constant(np.arange(count, dtype=np.int64) * step)
     index = p.emit("Add", [places, p.scalar(start)])
-    made = p.emit("Gather", [p.data(x), _clamped(p, index, p.size(x.axes[axis]))], axis=axis)
+    made = p.emit("Gather", [p.data(x), clamped(p, index, p.size(x.axes[axis]))], axis=axis)
     return p.padded(made, axes, zeros=zeros, top=top)
 
 
@@ -439,7 +439,7 @@ def _known_index(p: Padder, index: Padded, size: Expr, count: int) -> Padded:
     placed = Padded(None, index.dtype, index.axes, made.reshape(index.known.shape))
     value = p.data(placed)
     if value.data is None:
-        value = _clamped(p, value, count) if placed.dtype == np.int64 else value
+        value = clamped(p, value, count) if placed.dtype == np.int64 else value
     return Padded(value, placed.dtype, placed.axes, top=(Expr.of(count),))
 
 
@@ -521,25 +521,26 @@ def eye_like(p: Padder, node: Node, given: Given) -> Given:
 def pad(p: Padder, node: Node, given: Given) -> Given:
     x = first_of(p, given)
     mode = text(node, "mode", "constant")
-    amounts = numbers(node, "pads")
-    if amounts is None:
-        amounts = p.numbers(given[1])
-    assert amounts is not None
+    amounts = [Expr.of(n) for n in numbers(node, "pads") or []] or p.ints(given[1]) or []
     where = p.numbers(at(given, 3))
     where = list(range(x.rank)) if where is None else [a % x.rank for a in where]
-    before, behind = [0] * x.rank, [0] * x.rank
+    before, behind = [Expr.of(0)] * x.rank, [Expr.of(0)] * x.rank
     for i, k in enumerate(where):
         before[k], behind[k] = amounts[i], amounts[len(where) + i]
     axes: list[Axis] = []
     for i, a in enumerate(x.axes):
-        if not is_padded(a):
-            axes.append(axis_of([product(a) + before[i] + behind[i]]))
+        if before[i] == behind[i] == 0:
+            axes.append(a)
             continue
-        if before[i] < 0 or behind[i] < 0 or (mode != "constant" and (before[i] or behind[i])):
-            raise p.refused("a padded axis is cut, or continued by its own elements")
-        changed = before[i] or behind[i]
-        axes.append(axis_of([require_prefix(p, a) + before[i] + behind[i]]) if changed else a)
-    over = [i for i in x.padded if behind[i]]
+        if before[i].constant is None:
+            raise p.refused("how far its elements move depends on the size")
+        if is_padded(a) or behind[i].constant is None:
+            if mode != "constant":
+                raise p.refused("a padded axis is continued by its own elements")
+            p.need(before[i], 0)
+            p.need(behind[i], 0)
+        axes.append(p.checked_axis(axis_of([require_prefix(p, a) + before[i] + behind[i]])))
+    over = [i for i in x.padded if behind[i] != 0]
     if over:
         value: Any = node.attributes.get("value", 0.0)
         source = at(given, 2)
@@ -549,7 +550,11 @@ def pad(p: Padder, node: Node, given: Given) -> Given:
                 raise p.refused("it is filled with a value that is computed")
             value = data.reshape(-1)[0]
         x = p.masked(x, over, value)
-    return p.copy(node, [x, *given[1:]], [axes])
+    inputs = [x, *given[1:]]
+    if any(n.constant is None for n in amounts):  # of the bucket's sizes
+        numbers_there = p.vector(*(n.evaluate(p.buckets) for n in amounts))
+        inputs[1] = Padded(numbers_there, np.dtype(np.int64), (axis_of([len(amounts)]),))
+    return p.copy(node, inputs, [axes])
 
 
 def depth_to_space(p: Padder, node: Node, given: Given) -> Given:

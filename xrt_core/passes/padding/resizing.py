@@ -9,6 +9,7 @@ import numpy as np
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.symbols import Expr, product
 from xrt_core.passes.padding.form import Padded, axis_of
+from xrt_core.passes.padding.movement import clamped
 from xrt_core.passes.padding.operands import at, first_of, narrowed, number, require_prefix, text, type_code, widened
 from xrt_core.passes.padding.walk import Given, Padder
 
@@ -124,5 +125,4 @@ def _interpolated(p: Padder, node: Node, x: Padded, axis: int, target: Expr) -> 
 
 
 def _taken(p: Padder, x: Padded, places: Value, axis: int) -> Value:
-    most = p.constant(np.array(p.size(x.axes[axis]) - 1, np.int64))
-    return p.emit("Gather", [p.data(x), p.emit("Min", [places, most])], axis=axis)  # visibly in range
+    return p.emit("Gather", [p.data(x), clamped(p, places, p.size(x.axes[axis]))], axis=axis)

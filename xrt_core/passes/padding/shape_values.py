@@ -13,6 +13,7 @@ import numpy as np
 
 from xrt_core.ir.graph import Node
 from xrt_core.ir.symbols import Expr, product
+from xrt_core.passes.size_ratios import MOST, Ratio
 
 Known = np.ndarray
 """An object array of `Expr`, or of bool."""
@@ -48,6 +49,33 @@ def known_result(
         return None if found is None or found.size > _MOST else _objects(found)
     except (_Unknown, ArithmeticError, ValueError, IndexError, TypeError, AttributeError):
         return None
+
+
+def ratio_result(node: Node, inputs: Sequence[Known | None], bounds: Bounds) -> Known | None:
+    """The contents of the output of a node of floats as `Ratio`; None where they do not follow from its inputs.
+
+    inputs: contents, of floats as `Ratio`; None for an input of which none are known (or that is left out).
+    """
+    evaluate = _RATIOS.get(node.op_type)
+    if node.domain or evaluate is None or any(k is None for k in inputs):
+        return None
+    try:
+        found = evaluate(node, [k for k in inputs if k is not None], inputs, bounds)
+        return None if found is None else _objects(found)
+    except (_Unknown, ArithmeticError, ValueError, IndexError, TypeError, AttributeError):
+        return None
+
+
+def _rounded(bounds: Bounds, up: bool = False) -> Callable[[Ratio], Expr]:
+    """A quotient of sizes rounded as floats round it."""
+
+    def whole(r: Ratio) -> Expr:
+        low, high = bounds(r.above)
+        if low is None or low < 0 or high is None or high > MOST:
+            raise _Unknown
+        return r.ceil() if up else r.floor()
+
+    return whole
 
 
 def _query(node: Node, shape: Sequence[Expr]) -> Known:
@@ -171,6 +199,8 @@ def _truth(x: Any) -> bool:
 def _cast(node: Node, ks: list[Known], inputs: Any, bounds: Bounds) -> Known:
     if node.attributes.get("to") not in _INTEGERS:
         raise _Unknown
+    if isinstance(ks[0].reshape(-1)[0], Ratio):  # cut towards zero
+        return _each(_rounded(bounds), ks[0])
     return _each(lambda x: Expr.of(int(x)) if isinstance(x, bool) else x, ks[0])
 
 
@@ -298,4 +328,18 @@ _TABLE: Final[dict[str, Callable[..., Known]]] = {
         op: lambda node, ks, inputs, bounds: _each(_compared(bounds, node.op_type), *ks)
         for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
     },
+}
+
+
+def _as_ratios(node: Node, ks: list[Known], inputs: Any, bounds: Bounds) -> Known:
+    return _each(lambda x: x if isinstance(x, Ratio) else Ratio(Expr.of(x)), ks[0])
+
+
+_RATIOS: Final[dict[str, Callable[..., Known]]] = {
+    **{op: _TABLE[op] for op in ("Identity", "Squeeze", "Unsqueeze", "Slice", "Gather", "Reshape", "Concat")},
+    **{op: _TABLE[op] for op in ("Add", "Sub", "Mul", "Transpose")},
+    "Cast": _as_ratios,
+    "Div": lambda node, ks, inputs, bounds: _each(lambda a, b: a / b, *ks),
+    "Ceil": lambda node, ks, inputs, bounds: _each(lambda r: Ratio(_rounded(bounds, up=True)(r)), ks[0]),
+    "Floor": lambda node, ks, inputs, bounds: _each(lambda r: Ratio(_rounded(bounds)(r)), ks[0]),
 }

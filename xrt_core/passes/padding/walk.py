@@ -27,7 +27,8 @@ from xrt_core.passes.padding.form import (
     bucket_size,
     is_padded,
 )
-from xrt_core.passes.padding.shape_values import known_result
+from xrt_core.passes.padding.shape_values import Known, known_result, ratio_result
+from xrt_core.passes.size_ratios import FOLLOWED, Ratio
 
 MAX_KNOWN: Final = 64
 """Elements up to which the contents of an integer tensor are followed."""
@@ -163,7 +164,10 @@ class Padder:
     def _results(self, node: Node, given: Sequence[Padded | None], apply_rule: Rule) -> Sequence[Padded | None]:
         if node.subgraphs:
             return self._control_flow(node)
-        known = known_result(node, [None if s is None else s.known for s in given], self._shape(given), self.bounds)
+        contents = [None if s is None else s.known for s in given]
+        if node.op_type == "Cast" and given[0] is not None and given[0].ratios is not None:
+            contents = [given[0].ratios]
+        known = known_result(node, contents, self._shape(given), self.bounds)
         if known is not None and known.size <= MAX_KNOWN and len(node.outputs) == 1:
             dtype = (
                 np.dtype(bool) if known.size and isinstance(known.reshape(-1)[0], bool) else self._dtype(node, given)
@@ -173,7 +177,16 @@ class Padder:
                 return [Padded(None, dtype, axes, known, top=_bound_of(known, self.bounds))]
         if traits_of(node).stateful:
             raise self.refused("it updates variables")
-        return apply_rule(self, node, given)
+        return self._with_ratios(node, given, apply_rule(self, node, given))
+
+    def _with_ratios(self, node: Node, given: Given, found: Given) -> Given:
+        """What is known of the outputs, with the contents of a small tensor of floats that follow from sizes."""
+        made = found[0] if len(found) == 1 else None
+        follows = any(s is not None and (s.known is not None or s.ratios is not None) for s in given)
+        if made is None or made.dtype not in FOLLOWED or not follows:
+            return found
+        ratios = ratio_result(node, [None if s is None else _contents(s) for s in given], self.bounds)
+        return found if ratios is None or ratios.shape != self.sizes(made.axes) else [replace(made, ratios=ratios)]
 
     @staticmethod
     def _fits(x: Any, dtype: np.dtype) -> bool:
@@ -527,6 +540,21 @@ def _bound_of(known: np.ndarray, bounds: Callable[[Expr], tuple[int | None, int 
 def _grows(expr: Expr) -> bool:
     """Whether the value never falls where a size in it grows: no coefficient of a symbol is negative."""
     return all((not m or c > 0) and all(isinstance(a, str) or _grows(a.dividend) for a in m) for m, c in expr.terms)
+
+
+def _contents(s: Padded) -> Known | None:
+    """The contents of integers as expressions, of floats as `Ratio`; None where they are not known."""
+    data = None if s.value is None else s.value.data
+    if s.dtype not in FOLLOWED or data is None:
+        return s.known if s.ratios is None else s.ratios
+    if data.size > MAX_KNOWN:
+        return None
+    made = np.empty(data.size, object)
+    try:
+        made[:] = [Ratio.of(x) for x in data.reshape(-1).tolist()]
+    except (ValueError, OverflowError):  # no quotient of small integers, NaN and infinity among them
+        return None
+    return made.reshape(data.shape)
 
 
 def _dims(axes: Sequence[Axis]) -> tuple[Dim, ...]:
