@@ -16,6 +16,7 @@ from tests.passes.varying_graphs import HIDDEN, Builder, arguments, encoder
 from xrt_core.compiler.buckets import Bucket, Buckets, choice, edges, forms, rung
 from xrt_core.compiler.buckets.bucket import smallest
 from xrt_core.compiler.buckets.check import difference
+from xrt_core.compiler.buckets.times import Times
 from xrt_core.compiler.services import usable_processors
 from xrt_core.errors import OptionError
 from xrt_core.events import EventLog
@@ -205,6 +206,7 @@ def test_rows_that_do_not_mix(engine: FakeEngine, graph: Graph, monkeypatch: pyt
 def test_rows_that_mix(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay together, and so do those of sizes that the user gave, and of which a run is worth all."""
     monkeypatch.setattr(Rows, "worth", lambda *given: 1)
+    monkeypatch.setattr(Times, "has_earned", False)  # however long a run takes beside a compilation by the fake
     g = Builder(np.random.default_rng(0))
     mixed = g.graph([g.add("ReduceMean", g.x, g.ints(0, 1))])
     with module_of(mixed) as m:
@@ -223,6 +225,7 @@ def test_rows_that_mix(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> N
         assert buckets_of(m)[0].sizes == {"b": 1, "s": 12}
         assert not buckets_of(m)[0].is_shared
     monkeypatch.undo()
+    monkeypatch.setattr(Times, "has_earned", False)
     with module_of(apart) as m:
         for b, s in ((3, 9), (5, 12), (4, 11)):
             agree(m, apart, b, s)
