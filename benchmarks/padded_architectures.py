@@ -22,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -211,10 +212,10 @@ def timed(file: pathlib.Path, options: argparse.Namespace) -> str:
     module: xrt.XRTModule | None = None
     if options.engine == ITSELF:
         session = ort.InferenceSession(str(file))
-        call: Callable[[dict[str, np.ndarray]], Any] = lambda given: session.run(None, given)  # noqa: E731
+        call: Callable[[dict[str, np.ndarray]], Any] = partial(session.run, None)
     else:
-        made = module = xrt.XRTModule(file, engine=options.engine, buckets="auto", guard=False, cache="off")
-        call = lambda given: made(**given)  # noqa: E731
+        module = xrt.XRTModule(file, engine=options.engine, buckets="auto", guard=False, cache="off")
+        call = module.run
     passes = []
     for _ in range(options.passes):
         start = time.perf_counter()

@@ -114,7 +114,7 @@ def build(make: Callable[[Builder], Value]) -> Graph:
          "how far its elements move"),
         (lambda g: g.add("Split", g.x, num_outputs=2, axis=1, outputs=2)[0], "axis that is split"),
         (lambda g: g.add("ArgMax", g.x, axis=1, select_last_index=1), "the last is taken"),
-        (lambda g: g.add("Resize", g.x, None, None, g.ints(3, 14, HIDDEN)), "ratio that depends"),
+        (lambda g: g.add("Resize", g.x, None, None, g.ints(3, 14, HIDDEN)), "resized otherwise"),
         (lambda g: g.add("Resize", g.x, None, Value.constant(np.array([1, 2.5, 1], np.float32)), mode="linear"),
          "ratio that is no integer"),
         (lambda g: g.add("AveragePool", _channels(g), kernel_shape=(3,), strides=(2,), ceil_mode=1, pads=(1, 1),

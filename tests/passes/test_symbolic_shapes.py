@@ -181,7 +181,7 @@ def test_sizes_that_are_split() -> None:
 
 
 def _multiples(steps: list[tuple[str, float | None]], opset: int = 17) -> list[str]:
-    """The shape of x0 [b, n] repeated by its second size after these steps of arithmetic in float32."""
+    """The shape of zeros whose number is the second size of x0 [b, n] after these steps of arithmetic in float32."""
     make, data, at = onnx.helper.make_node, [], "f"
     nodes = [make("Shape", ["x0"], ["shape"], start=1), make("Cast", ["shape"], ["f"], to=1)]
     for k, (op, operand) in enumerate(steps):
@@ -208,12 +208,29 @@ def _multiples(steps: list[tuple[str, float | None]], opset: int = 17) -> list[s
         ([("Add", 1.0), ("Mul", 0.75)], "(3*n + 3)//4"),
         ([("Sub", 1.0), ("Div", 3.0), ("Mul", 3.0)], "None"),  # calculated with what is rounded
         ([("Mul", 1 / 14)], "None"),
+        ([("Add", 1e6)], "None"),
         ([("Sqrt", None)], "None"),
     ],
 )
 def test_sizes_in_floating_point(steps: list[tuple[str, float | None]], expected: str) -> None:
     """Arithmetic on sizes in floats is followed where floats give what integers would."""
     assert _multiples(steps) == [expected]
+
+
+def test_a_truth_value_is_no_rounded_ratio() -> None:
+    """Half of a size as a bool says that it is not 0, and is not followed."""
+    make = onnx.helper.make_node
+    half = onnx.numpy_helper.from_array(np.float32(1 / 64))
+    nodes = [
+        make("Shape", ["x0"], ["shape"], start=1),
+        make("Cast", ["shape"], ["f"], to=1),
+        make("Constant", [], ["half"], value=half),
+        make("Mul", ["f", "half"], ["part"]),
+        make("Cast", ["part"], ["truth"], to=9),
+        make("Cast", ["truth"], ["size"], to=7),
+        make("ConstantOfShape", ["size"], ["y0"]),
+    ]
+    assert shapes_through(nodes, ("b", "n")) == ["None"]
 
 
 def test_a_ratio_is_rounded_as_floats_are() -> None:

@@ -244,6 +244,18 @@ def test_columns_that_are_no_index(way: str) -> None:
         assert checks.violates([images, given, np.arange(3)])
 
 
+def test_columns_alike_are_checked_at_once() -> None:
+    """Tokens that are joined or taken apart have one range, not one for each of them; of many the narrowest holds."""
+    table, ids = _value("table", F, 9, 2), _value("ids", INT, 2, 500)
+    few = _value("few", INT, 2, 50)
+    joined = _apply("Concat", few, few, axis=1)
+    ((check,), _) = index_checks(_function([table, few], joined, _apply("Gather", table, _out(joined))))
+    assert check.bounds == Bounds((-9,), (8,))
+    apart = _apply("Split", ids, _known("sizes", np.array([100, 400])), axis=1, outputs=2)
+    ((check,), _) = index_checks(_function([table, ids], apart, _apply("Gather", table, _out(apart))))
+    assert check.bounds == Bounds((-9,), (8,))
+
+
 def test_a_constant_index_out_of_range_is_for_the_host() -> None:
     """A cluster that holds such an index goes to the host at every call; one in range needs no check."""
     out = input_checks(_function([X], _apply("Gather", X, _known("i", np.array([9])))))

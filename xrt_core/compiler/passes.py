@@ -43,7 +43,7 @@ from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
 from xrt_core.passes.shape_specialization import SplitLate, specialise
 from xrt_core.passes.sharding import ShardingReport, automatic, by_batch, shard_graph, without_boxing
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
-from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at, node_at
+from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at
 
 
 @dataclass
@@ -66,7 +66,7 @@ class PassContext:
 
     options, rules, lowering: of the module. part: the graph is a subgraph that is planned separately. types, known: of
     the signature. engines: whether the graph is compiled for engines. native: whether an engine takes
-    a plugin's node as it is. candidates: graph -> partitioning candidates.
+    a plugin's node as it is, for sizes of the symbols in its shapes. candidates: graph -> partitioning candidates.
     device: the device of the first engine. device_for: the name of a placed node's device, see `resolve_devices`; None:
     placements do not count. host_device: where the host computes, None for the engines' device. give_up: see `place`.
     automatic: whether unmarked nodes are offered to engines. obey: whether
@@ -83,7 +83,7 @@ class PassContext:
     types: Sequence[ValueType | None] = ()
     known: Mapping[int, np.ndarray] = field(default_factory=dict)
     engines: bool = False
-    native: Callable[[Node], bool] | None = None
+    native: Callable[[Node, Mapping[str, int]], bool] | None = None
     candidates: Callable[[Graph], Sequence[Candidate]] = lambda graph: ()
     device: str = CPU.name
     device_for: Callable[[str], str | None] | None = None
@@ -147,10 +147,10 @@ def _constant_fold(graph: Graph, context: PassContext) -> Graph:
 def _specialise(graph: Graph, context: PassContext) -> Graph:
     limit, symbolic = context.options.constant_fold_limit, context.symbolic
     native = None if context.lowering is not None else context.native
+    sizes = {} if symbolic is None else symbolic.sizes
 
     def body_of(node: Node) -> Graph | None:
-        asked = node if native is None or symbolic is None else node_at(node, symbolic.sizes)
-        return expand(node) if native is None or not native(asked) else None
+        return expand(node) if native is None or not native(node, sizes) else None
 
     return specialise(
         graph, context.types, context.known, run_node, fold_limit=limit, expand=body_of, symbolic=symbolic,

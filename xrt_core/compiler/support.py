@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +20,7 @@ from xrt_core.ir.types import STRING, Dim, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, devices_of
 from xrt_core.passes.shape_specialization import is_late
+from xrt_core.passes.symbolic_shapes import node_at
 from xrt_core.runtime.input_checks import has_symbolic_index, is_within
 
 if TYPE_CHECKING:
@@ -80,13 +81,15 @@ class EngineSupport:
         pinned = {n.annotations.engine for n in graph.nodes}
         return [_any_of(found), *(c for c in found if c.name in pinned), *placed]
 
-    def takes_natively(self, node: Node) -> bool:
-        """Whether the first engine runs a plugin's node as it is, rather than what it is lowered to."""
+    def takes_natively(self, node: Node, sizes: Mapping[str, int]) -> bool:
+        """Whether the first engine runs a plugin's node as it is, rather than what it is lowered to. sizes: of the
+        symbols in its inputs' shapes, for which the engine is asked."""
         if self._phase != "inference" or self._auto or not self._engines:
             return False
         engine, device = self._engines[0]
         if node.operator not in engine.native_operators:
             return False
+        node = node_at(node, sizes) if sizes else node
         try:
             types = infer_types(node)
         except XRTError:

@@ -129,6 +129,8 @@ def _extents(boxes: np.ndarray, centered: bool) -> tuple[np.ndarray, np.ndarray]
 
 _BEST: Final = 128
 """Boxes that are compared with all that are left at a time."""
+_PAIRS: Final = 1 << 21
+"""Pairs that are compared at a time."""
 
 
 def _suppress(low: np.ndarray, high: np.ndarray, order: np.ndarray, limit: int, overlap: float) -> list[int]:
@@ -147,7 +149,8 @@ def _suppress(low: np.ndarray, high: np.ndarray, order: np.ndarray, limit: int, 
 
     kept: list[int] = []
     while order.size and len(kept) < limit:
-        best, order = order[:_BEST], order[_BEST:]
+        count = max(1, min(_BEST, _PAIRS // order.size))
+        best, order = order[:count], order[count:]
         rows = np.packbits(hits(best, best), axis=1, bitorder="little")
         gone, chosen = 0, []
         for i, row in enumerate(rows):

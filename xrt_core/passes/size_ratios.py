@@ -42,7 +42,11 @@ class Ratio(Struct, frozen=True):
 
     def __add__(self, other: Ratio) -> Ratio:
         below = max(self._exact(), other._exact())
-        return Ratio(self.above * (below // self.below) + other.above * (below // other.below), below)
+        parts = [r.above * (below // r.below) for r in (self, other)]
+        known = [p.constant for p in parts]
+        if all(n is None or abs(n) > _LARGEST for n in known):  # what was large before may be small, and rounded
+            raise ValueError("a sum of two sizes, or with a large number")
+        return Ratio(parts[0] + parts[1], below)
 
     def __sub__(self, other: Ratio) -> Ratio:
         return self + other * Ratio(Expr.of(-1))

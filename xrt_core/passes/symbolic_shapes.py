@@ -22,7 +22,7 @@ from xrt_core.ir.function import Function, Parameter
 from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.symbols import Expr, Symbol, expression, product, shape_for
-from xrt_core.ir.types import Dim, TensorType, ValueType
+from xrt_core.ir.types import DTYPE_TO_ONNX, Dim, TensorType, ValueType
 from xrt_core.passes.size_ratios import FOLLOWED, MOST, Ratio
 
 _MOST: Final = 64
@@ -31,6 +31,8 @@ _END: Final = (1 << 31) - 1
 """An end of a Slice from which it means the end of the axis."""
 
 Dims = list["Expr | None"]
+
+_WIDE_INTEGERS: Final = (DTYPE_TO_ONNX[np.dtype(np.int32)], DTYPE_TO_ONNX[np.dtype(np.int64)])
 
 Elements = np.ndarray
 """An array of objects: an Expr for each element, None where nothing is known."""
@@ -358,7 +360,7 @@ def _slice_elements(s: SymbolicShapes, node: Node) -> Elements | None:
     return found[tuple(index)]
 
 
-def _elementwise(op: Callable[[SymbolicShapes, Expr, Expr], Expr | None]) -> Callable[..., Elements | None]:
+def _elementwise(op: Callable[[SymbolicShapes, Any, Any], Any]) -> Callable[..., Elements | None]:
     def rule(s: SymbolicShapes, node: Node) -> Elements | None:
         a, b = (s.elements(v) for v in node.inputs)
         if a is None or b is None:
@@ -445,6 +447,8 @@ def _cast(s: SymbolicShapes, node: Node) -> Elements | None:
     found = s.ratios(node.inputs[0])
     if found is None:
         return _same(s, node)
+    if node.attributes["to"] not in _WIDE_INTEGERS:
+        return None
     return _objects([None if r is None else s.rounded(r) for r in found.flat]).reshape(found.shape)
 
 
@@ -530,7 +534,7 @@ _RATIO_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Elements | Non
         "Add": _of_floats(_elementwise(lambda s, a, b: a + b)),
         "Sub": _of_floats(_elementwise(lambda s, a, b: a - b)),
         "Mul": _of_floats(_elementwise(lambda s, a, b: a * b)),
-        "Div": _of_floats(_elementwise(lambda s, a, b: a / b)),  # type: ignore[operator]
+        "Div": _of_floats(_elementwise(lambda s, a, b: a / b)),
     }
 )
 

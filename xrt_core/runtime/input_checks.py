@@ -33,6 +33,7 @@ _FEW: Final = 1 << 16  # elements
 _HANDFUL: Final = 32  # elements, of which Python finds the least in a tenth of the time that NumPy takes
 _FREE: Final = (int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max))
 """The bounds of a column that is no index."""
+_MOST_COLUMNS: Final = 64  # that are held to bounds of their own
 _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
 """Moving operators whose results have elements of other inputs than the first."""
 
@@ -367,7 +368,7 @@ def _before(node: Node, result: Value, wanted: Bounds) -> list[tuple[Value, Boun
         return []
     columns = None if wanted.ignored is not None else _columns(node, result)
     if columns is not None:
-        return _of_columns(columns, result, wanted)
+        return _of_columns(columns, wanted)
     positions = range(len(node.inputs)) if node.op_type == "Concat" else _CARRIED.get(node.op_type, (0,))
     sources = [v for i in positions if (v := node.inputs[i]) is not None]
     if len(wanted.low) > 1 and not all(_keeps_columns(node, v, result) for v in sources):
@@ -391,7 +392,9 @@ def _columns(node: Node, result: Value) -> list[tuple[Value, int]] | None:
     if x is None or not x.shape or not result.shape or op not in ("Concat", "Gather", "Split"):
         return None
     axis, width = node.attributes.get("axis", 0), x.shape[-1]
-    if not isinstance(axis, int) or axis % len(x.shape) != len(x.shape) - 1 or not isinstance(width, int) or not width:
+    if not isinstance(axis, int) or axis % len(x.shape) != len(x.shape) - 1 or not isinstance(width, int):
+        return None
+    if not 0 < width <= _MOST_COLUMNS:
         return None
     if op == "Gather":
         index = node.inputs[1]
@@ -400,7 +403,7 @@ def _columns(node: Node, result: Value) -> list[tuple[Value, int]] | None:
         return [(x, i % width) for i in index.data.tolist()]
     parts = node.inputs if op == "Concat" else node.outputs
     widths = [v.shape[-1] if v is not None and v.shape else None for v in parts]
-    if any(not isinstance(w, int) for w in widths):
+    if any(not isinstance(w, int) or w > _MOST_COLUMNS for w in widths):
         return None
     if op == "Concat":
         return [(v, i) for v, w in zip(parts, widths, strict=True) if v is not None for i in range(w)]  # type: ignore[arg-type]
@@ -409,7 +412,7 @@ def _columns(node: Node, result: Value) -> list[tuple[Value, int]] | None:
     return [(x, begin + i) for i in range(widths[at])]  # type: ignore[arg-type]
 
 
-def _of_columns(columns: Sequence[tuple[Value, int]], result: Value, wanted: Bounds) -> list[tuple[Value, Bounds]]:
+def _of_columns(columns: Sequence[tuple[Value, int]], wanted: Bounds) -> list[tuple[Value, Bounds]]:
     """The bounds of inputs some of whose columns are those of a result; those of others are free."""
     each = list(zip(wanted.low, wanted.high, strict=True))
     each = each * len(columns) if len(each) == 1 else each
@@ -418,11 +421,12 @@ def _of_columns(columns: Sequence[tuple[Value, int]], result: Value, wanted: Bou
         assert v.shape is not None
         of = found.setdefault(v, [_FREE] * int(v.shape[-1]))  # type: ignore[arg-type]
         of[column] = (max(low, of[column][0]), min(high, of[column][1]))
-    return [
-        (v, Bounds(tuple(low for low, _ in of), tuple(high for _, high in of)))
-        for v, of in found.items()
-        if any(b != _FREE for b in of)
-    ]
+    made = []
+    for v, of in found.items():
+        ranges = of if len(set(of)) > 1 else of[:1]
+        if ranges != [_FREE]:
+            made.append((v, Bounds(tuple(low for low, _ in ranges), tuple(high for _, high in ranges))))
+    return made
 
 
 def index_bounds(node: Node) -> Bounds | None:

@@ -5,8 +5,8 @@ bucket's sizes, and the valid sizes are int64 scalar inputs. What lies behind th
 each operator a rule (`rules`) shows that padding cannot reach what is valid, or makes it so by a mask: the
 identity of a reduction, minus infinity before a softmax, zero on contracted axes. What no rule covers is refused.
 
-positions.py: indices that count all positions, whose lookups are views. rows.py: rows that do not mix, which are
-divided instead.
+positions.py: indices that count all positions, whose lookups are views. resizing.py: Resize. rows.py: rows that do not
+mix, which are divided instead.
 
 The invariant of the walk: for every value and all sizes up to the bucket's, the elements at valid places are those
 that the original graph computes for these sizes; nothing holds of the others, but what `Padded` says.

@@ -91,7 +91,7 @@ def _interpolated(p: Padder, node: Node, x: Padded, axis: int, target: Expr) -> 
     result lies between two of them, at a coordinate that is a quotient of integers. Narrow floats become float32."""
     size, mode = require_prefix(p, x.axes[axis]), _coordinates(node)
     if text(node, "mode", "nearest") != "linear" or number(node, "antialias", 0):
-        raise p.refused("a padded axis is resized by a ratio that depends on the size")
+        raise p.refused("a padded axis is resized otherwise than by repeating, or linearly between its places")
     out = p.checked_axis(axis_of([target]))
     count = require_prefix(p, out)
     i = p.constant(np.arange(p.size(out), dtype=np.int64))

@@ -41,8 +41,7 @@ def join_heads(x: Any) -> Any:
 
 def causal(length: Any, total: Any, dtype: Any) -> Any:
     """0 where a query may look, the least number where it may not: the last query sees all."""
-    before = 0 if length is total else total - length
-    columns, rows = count_up(total)[None, :], count_up(length)[:, None] + before
+    columns, rows = count_up(total)[None, :], count_up(length)[:, None] + (total - length)
     least = np.finfo(np.float32).min
     if isinstance(columns, np.ndarray) and isinstance(rows, np.ndarray):
         return np.where(columns <= rows, 0, least).astype(dtype)
@@ -86,7 +85,7 @@ def scale_of(n: Call, size: int) -> float:
     return float(given) if given else 1 / math.sqrt(size)
 
 
-def mask_term(n: Call, mask: Any, batch: int, length: int, total: int, dtype: Any) -> Any:
+def mask_term(n: Call, mask: Any, batch: Any, length: Any, total: Any, dtype: Any) -> Any:
     """What a mask adds to the scores: lengths, ends and starts, or a mask of 2, 3 or 4 axes."""
     if mask is None:
         return None
@@ -113,7 +112,7 @@ def mask_term(n: Call, mask: Any, batch: int, length: int, total: int, dtype: An
     return term[:, :, total - length : total, :total]
 
 
-def bias_term(bias: Any, total: int) -> Any:
+def bias_term(bias: Any, total: Any) -> Any:
     """A bias of the scores; what it has beyond the keys is not read."""
     if bias is None:
         return None
