@@ -2,12 +2,14 @@
 
     python benchmarks/padded_architectures.py FOLDER [NAME ...] [--exporter dynamo|script] [--engine xla] [--calls 8]
     python benchmarks/padded_architectures.py FOLDER --passes 4 --exporter script [--engine onnxruntime-itself]
+    python benchmarks/padded_architectures.py FOLDER --passes 4 --model FILE [--engine onnxruntime]
 
 Each is exported by both of torch's ONNX exporters to FOLDER, where it is not there yet, and called with as many random
 sizes. A line of a table each: compilations, the padded calls, the largest difference to
 ONNX Runtime, relative to the largest number of the result, and why calls are not padded. With `--passes` a BERT of six
 layers of 384 instead: the seconds that 60 requests of 1 to 8 sentences of 3 to 256 tokens take, so many times, in this
-process; `onnxruntime-itself` is one session. Needs torch, transformers, onnxscript, onnxruntime.
+process; `onnxruntime-itself` is one session. `--model`: another file with its inputs, as that model rewritten by a tool.
+Needs torch, transformers, onnxscript, onnxruntime.
 """
 
 from __future__ import annotations
@@ -214,7 +216,8 @@ def timed(file: pathlib.Path, options: argparse.Namespace) -> str:
         session = ort.InferenceSession(str(file))
         call: Callable[[dict[str, np.ndarray]], Any] = partial(session.run, None)
     else:
-        module = xrt.XRTModule(file, engine=options.engine, buckets="auto", guard=False, cache="off")
+        padding: Any = {"buckets": "auto"} if options.engine == "xla" else {}
+        module = xrt.XRTModule(file, engine=options.engine, guard=False, cache="off", **padding)
         call = module.run
     passes = []
     for _ in range(options.passes):
@@ -236,13 +239,15 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--passes", type=int, default=0)
+    parser.add_argument("--model", type=pathlib.Path)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     if options.passes:
-        for exporter in options.exporter or ("script",):
-            print(timed(exported("bert_6", exporter, options.folder), options))
+        exporters = options.exporter or ("script",)
+        for file in [options.model] if options.model else [exported("bert_6", e, options.folder) for e in exporters]:
+            print(timed(file, options))
         return
     print("| architecture | exporter | compilations | padded calls | off | why not |")
     print("|---|---|---|---|---|---|")
