@@ -4,12 +4,12 @@
     python benchmarks/padded_architectures.py FOLDER --passes 4 --exporter script [--engine onnxruntime-itself]
     python benchmarks/padded_architectures.py FOLDER --passes 4 --model FILE [--engine onnxruntime]
 
-Each is exported by both of torch's ONNX exporters to FOLDER, where it is not there yet, and called with as many random
-sizes. A line of a table each: compilations, the padded calls, the largest difference to
-ONNX Runtime, relative to the largest number of the result, and why calls are not padded. With `--passes` a BERT of six
-layers of 384 instead: the seconds that 60 requests of 1 to 8 sentences of 3 to 256 tokens take, so many times, in this
-process; `onnxruntime-itself` is one session. `--model`: another file with its inputs, as that model rewritten by a tool.
-Needs torch, transformers, onnxscript, onnxruntime.
+Each is exported by both of torch's ONNX exporters to FOLDER, where it is not there yet, and called with as many
+random sizes. A line of a table each: compilations, the padded calls, the largest difference to ONNX Runtime, relative
+to the largest number of the result, and why calls are not padded. With `--passes` a BERT of six layers of 384
+instead: the seconds that 60 requests of 1 to 8 sentences of 3 to 256 tokens take, so many times, in this process;
+`onnxruntime-itself` is one session. `--model`: another file with its inputs, as that model rewritten by a tool. Needs
+torch, transformers, onnxscript, onnxruntime.
 """
 
 from __future__ import annotations
