@@ -180,6 +180,39 @@ def test_sizes_that_are_split() -> None:
     assert shapes_through(nodes, ("b", 6, "n")) == ["b, 6*n"]
 
 
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [("ReduceMin", "b, min(n, 5)"), ("ReduceMax", "b, -min(n, 5) + n + 5"), ("Min", "b, min(n, 5)")],
+)
+def test_the_smaller_of_two_sizes(op: str, expected: str) -> None:
+    """As many as there are, but no more than five: it stays an expression, whichever is smaller."""
+    make = onnx.helper.make_node
+    five = onnx.numpy_helper.from_array(np.array([5]))
+    joined = [make("Concat", ["n", "five"], ["both"], axis=0), make(op, ["both"], ["k"], keepdims=1)]
+    nodes = [
+        make("Shape", ["x0"], ["n"], start=1),
+        make("Constant", [], ["five"], value=five),
+        *(joined if op.startswith("Reduce") else [make(op, ["n", "five"], ["k"])]),
+        make("Shape", ["x0"], ["b"], end=1),
+        make("Concat", ["b", "k"], ["target"], axis=0),
+        make("ConstantOfShape", ["target"], ["y0"]),
+    ]
+    assert shapes_through(nodes, ("b", "n")) == [expected]
+
+
+def test_an_axis_that_is_split_between_others() -> None:
+    """What is left of a Reshape's size is found where the others are sums: x0 [b, 6, h, w] behind a stride of two."""
+    make = onnx.helper.make_node
+    nodes = [
+        make("MaxPool", ["x0"], ["x"], kernel_shape=[1, 1], strides=[2, 2]),
+        make("Shape", ["x"], ["hw"], start=2),
+        make("Constant", [], ["open"], value_ints=[1, -1, 2]),
+        make("Concat", ["open", "hw"], ["target"], axis=0),
+        make("Reshape", ["x", "target"], ["y0"]),
+    ]
+    assert shapes_through(nodes, (1, 6, "h", "w")) == ["1, 3, 2, (h - 1)//2 + 1, (w - 1)//2 + 1"]
+
+
 def _multiples(steps: list[tuple[str, float | None]], opset: int = 17) -> list[str]:
     """The shape of zeros whose number is the second size of x0 [b, n] after these steps of arithmetic in float32."""
     make, data, at = onnx.helper.make_node, [], "f"

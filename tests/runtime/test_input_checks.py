@@ -19,7 +19,15 @@ from xrt_core.ir.op_traits import _INDEX_INPUTS
 from xrt_core.ir.schema import latest_opset, since_version
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
-from xrt_core.runtime.input_checks import Bounds, index_bounds, index_checks, input_checks, is_finite, unproven_indices
+from xrt_core.runtime.input_checks import (
+    Bounds,
+    has_symbolic_index,
+    index_bounds,
+    index_checks,
+    input_checks,
+    is_finite,
+    unproven_indices,
+)
 
 F, INT = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -89,6 +97,16 @@ def test_indices_at_the_ends_pass_and_beyond_are_violations(op: str) -> None:
         for value in values:
             arrays[check.parameter] = np.full(parameter.shape, value, parameter.dtype)
             assert checks.violates(arrays) is expected, value
+
+
+@pytest.mark.parametrize(("images", "is_symbolic"), [(2, False), ("b", True)])
+def test_regions_of_maps_of_any_size(images: Any, is_symbolic: bool) -> None:
+    """RoiAlign's index is held to the number of images, whatever the sizes of these are."""
+    x = Value("x", TensorType(F, (images, 1, "h", "w")))
+    node = _apply("RoiAlign", x, _value("r", F, 1, 4), _value("i", INT, 1))
+    assert has_symbolic_index(node) is is_symbolic
+    found = index_bounds(node)
+    assert found is None if is_symbolic else found is not None and (found.low, found.high) == ((0,), (1,))
 
 
 def test_attributes_that_do_not_fit_the_input_leave_the_bounds_open() -> None:

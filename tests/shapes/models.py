@@ -127,3 +127,34 @@ def grown() -> bytes:
     b = Builder()
     b.nodes.append(helper.make_node("Loop", ["times", "", "x"], ["y"], name="Loop", body=body))
     return b.model([("times", TensorProto.INT64, []), ("x", TensorProto.FLOAT, ["n", 4])], ["y"])
+
+
+def detector() -> bytes:
+    """image [3, height, width] -> the best boxes [how many, 4], as exporters write detectors: the image is brought to a
+    side of 24 by a computed scale, the best places of a map, at most 20, are boxes, and those that overlap go."""
+    b = Builder()
+    floats, one = TensorProto.FLOAT, b.constant([1])
+    sides = b.op("Slice", b.op("Shape", "image"), one, b.constant([3]))
+    scale = b.op("Div", b.constant([24.0], np.float32), b.op("ReduceMin", b.op("Cast", sides, to=floats), keepdims=1))
+    target = b.op("Cast", b.op("Floor", b.op("Mul", b.op("Cast", sides, to=floats), scale)), to=TensorProto.INT64)
+    batch = b.op("Unsqueeze", "image", b.constant([0]))
+    sizes = b.op("Concat", b.constant([1, 3]), target, axis=0)
+    x = b.op("Resize", batch, "", "", sizes, mode="linear", coordinate_transformation_mode="half_pixel")
+    x = b.op("Relu", b.op("Conv", x, b.weight(8, 3, 3, 3), strides=[2, 2], pads=[1, 1, 1, 1]))
+    x = b.op("Conv", x, b.weight(5, 8, 3, 3), strides=[2, 2], pads=[1, 1, 1, 1])
+    cells = b.op("Slice", b.op("Shape", x), b.constant([2]), b.constant([4]))
+    split = b.op("Reshape", x, b.op("Concat", b.constant([-1]), cells, axis=0))
+    found = b.op("Transpose", b.op("Reshape", split, b.constant([5, -1])), perm=[1, 0])
+    score = b.op("Slice", found, b.constant([0]), one, one)
+    flat = b.op("Reshape", score, b.constant([-1]))
+    best = b.op("ReduceMin", b.op("Concat", b.constant([20]), b.op("Shape", flat), axis=0), keepdims=1)
+    values, places = b.op("TopK", flat, best), "places"
+    b.nodes[-1].output.append(places)
+    boxes = b.op("Gather", b.op("Slice", found, one, b.constant([5]), one), places)
+    kept = b.op(
+        "NonMaxSuppression", b.op("Unsqueeze", boxes, b.constant([0])),
+        b.op("Unsqueeze", values, b.constant([0, 1])), b.constant([50]), b.constant(0.5, np.float32),
+    )  # fmt: skip
+    index = b.op("Squeeze", b.op("Slice", kept, b.constant([2]), b.constant([3]), one), one)
+    b.nodes.append(helper.make_node("Gather", [boxes, index], ["y"]))
+    return b.model([("image", floats, [3, "height", "width"])], ["y"])

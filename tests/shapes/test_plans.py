@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 import xrt_core as xrt
 from tests.profiles import examples
-from tests.shapes.models import Builder, attention, found_by_data, grown, pixels, read_by_number, tokens
+from tests.shapes.models import Builder, attention, detector, found_by_data, grown, pixels, read_by_number, tokens
 from xrt_core.errors import CompileError, InputError, ShapeError
 from xrt_core.host.executor import host_kernel
 from xrt_core.ir.graph import Graph, Node, Value
@@ -149,6 +149,25 @@ def test_what_follows_data_is_planned_once(engine: str, read: bool) -> None:
     assert compilations(m) == count
     empty = sparse(4, 4, 0.0)
     np.testing.assert_array_equal(run(m, empty), run(host, empty))
+
+
+def test_a_detector_for_images_of_any_size(engine: str) -> None:
+    """A size that is not an expression of others, that of an image brought to a side, is no reason for exact plans:
+    what follows it has a symbolic plan of its own, and so has what follows the boxes that are kept."""
+    m = xrt.XRTModule(detector(), engine=engine, **PLAIN)  # type: ignore[arg-type]
+    host = xrt.XRTModule(detector(), engine="host")
+
+    def check(*sizes: tuple[int, int]) -> None:
+        for h, w in sizes:
+            inputs = {"image": np.random.default_rng(h * w).random((3, h, w)).astype(np.float32)}
+            np.testing.assert_allclose(run(m, inputs), run(host, inputs), rtol=1e-4, atol=1e-5)
+
+    check((30, 40), (26, 50), (64, 48), (31, 33), (47, 90), (80, 41), (100, 24))
+    assert len(symbolic(m)) == 1
+    assert not [e for e in m.events if e.name == "shapes.exact"]
+    count = compilations(m)
+    check((55, 35), (29, 77), (63, 120), (36, 38))
+    assert compilations(m) == count
 
 
 def test_a_loop_whose_values_grow(engine: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from xrt_core.errors import InputError, ShapeError
 from xrt_core.ir.graph import Node, Value
-from xrt_core.ir.symbols import Declared, Expr, Symbol, expression, shape_for
+from xrt_core.ir.symbols import Declared, Expr, Symbol, expression, least, shape_for
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.symbolic_shapes import SymbolicShapes
 
@@ -23,6 +23,7 @@ _expressions = st.recursive(
         | st.tuples(inner, inner).map(lambda p: p[0] - p[1])
         | st.tuples(inner, inner).map(lambda p: p[0] * p[1])
         | st.tuples(inner, st.integers(1, 7)).map(lambda p: p[0] // p[1])
+        | st.lists(inner, min_size=1, max_size=3).map(lambda p: least(*p))
     ),
     max_leaves=6,
 )
@@ -47,8 +48,12 @@ def test_arithmetic_is_that_of_integers(x: Expr, y: Expr, b: int, n: int, k: int
     low, high = x.bounds({"b": Symbol("b", 1, 50), "n": Symbol("n", 1, 50)})
     assert low is None or low <= p
     assert high is None or p <= high
+    assert least(x, y).evaluate(at) == min(p, q)
+    assert x.substitute({"b": y, "n": x}).evaluate(at) == x.evaluate({"b": q, "n": p}) if min(p, q) >= 0 else True
     whole = (x * y).divided(y)
-    assert whole is None or whole.evaluate(at) * q == p * q
+    assert whole == x if y.terms else whole is None
+    whole = x.divided(y)
+    assert whole is None or whole * y == x
 
 
 def test_equal_expressions_are_equal_dimensions() -> None:
@@ -57,6 +62,10 @@ def test_equal_expressions_are_equal_dimensions() -> None:
     assert ((4 * _N + 3) // 4).dim == "n"
     assert (_N // 2 // 3).dim == "n//6"
     assert (_B * _N * 12).divided(_B * 4) == 3 * _N
+    assert (_N * _N - 1).divided(_N + 1) == _N - 1
+    assert (_N * _N + 1).divided(_N + 1) is None
+    assert str(2 * least(150, _N, least(_N, 100), _B + 1)) == "2*min(b + 1, n, 100)"
+    assert least(_N, least(_N)) == _N
     assert expression("past + 1") == Expr.of("past") + 1
     assert expression("batch size") is None
     assert shape_for(("b", "2*n", 3, None), {"b": 2, "n": 5}) == (2, 10, 3, None)

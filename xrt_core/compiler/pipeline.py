@@ -263,7 +263,7 @@ class Pipeline:
     def _require_as_many(self, optimised: Optimised, partitioned: Partitioned) -> None:
         """Raise NotSymbolic if a node is on the host for its shapes alone: an engine takes it with those of the first
         call. Nodes that compute on shapes do not count, nor small ones that are not worth a launch, nor those that read
-        by indices which the host must check, nor those whose shapes depend on data, with what follows them."""
+        by indices which the host must check, nor those whose shapes only a call tells, with what follows them."""
         assert optimised.symbolic is not None
         passed = (is_launch, is_converter, is_shape_arithmetic, is_late, depends_on_data, has_symbolic_index)
         left = {n.outputs for n in partitioned.graph.nodes if not any(p(n) for p in passed)}
@@ -280,8 +280,7 @@ class Pipeline:
         exact = self._support.of(sized)
         for i in sorted(refused):
             n = sized.nodes[i]
-            unknown = any(v is not None and (v.shape is None or None in v.shape) for v in n.outputs)
-            if unknown or any(c.supports(n).ok for c in exact):
+            if any(c.supports(n).ok for c in exact):
                 raise NotSymbolic(f"{n.operator} {n.name!r} runs on an engine with static shapes only")
 
     def plan(self, partitioned: Partitioned, *, owned: bool = True, kind: type[Planned] = Planned) -> Planned:

@@ -1,7 +1,7 @@
 """Symbolic dimensions: symbols with their ranges, integer expressions over them, and signatures that bind them.
 
 A symbolic dimension stands in a shape (`ir.types.Dim`) as the canonical text of its expression: "n", "2*n + 1",
-"b*n", "(n + 3)//4". Equal texts are equal expressions; `expression` reads a text, `str` writes it.
+"b*n", "(n + 3)//4", "min(n, 150)". Equal texts are equal expressions; `expression` reads a text, `str` writes it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class Symbol:
 
 # --- expressions ------------------------------------------------------------------------------------------------------
 
-Monomial = tuple["str | Quotient", ...]
-"""A product of symbols and quotients, sorted; () is 1."""
+Bounds = tuple["int | None", "int | None"]
+"""A least and a greatest value; None where no limit is known."""
+Monomial = tuple["str | Quotient | Minimum", ...]
+"""A product of symbols, quotients and minima, sorted; () is 1."""
 
 
 class Quotient(Struct, frozen=True):
@@ -76,9 +78,55 @@ class Quotient(Struct, frozen=True):
     dividend: Expr
     divisor: int
 
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of the symbols in it."""
+        return self.dividend.symbols
+
+    def evaluate(self, sizes: Mapping[str, int]) -> int:
+        """Its value for these sizes of its symbols. Raises KeyError for a symbol without one."""
+        return self.dividend.evaluate(sizes) // self.divisor
+
+    def bounds(self, symbols: Mapping[str, Symbol]) -> Bounds:
+        """As those of `Expr`."""
+        low, high = self.dividend.bounds(symbols)
+        return None if low is None else low // self.divisor, None if high is None else high // self.divisor
+
+    def substitute(self, sizes: Mapping[str, Expr]) -> Expr:
+        """As that of `Expr`."""
+        return self.dividend.substitute(sizes) // self.divisor
+
     def __str__(self) -> str:
         inner = str(self.dividend)
         return f"({inner})//{self.divisor}" if not _NAME.match(inner) else f"{inner}//{self.divisor}"
+
+
+class Minimum(Struct, frozen=True):
+    """The least of several different expressions, sorted by their texts. Built by `least`."""
+
+    items: tuple[Expr, ...]
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of the symbols in it."""
+        return frozenset().union(*(e.symbols for e in self.items))
+
+    def evaluate(self, sizes: Mapping[str, int]) -> int:
+        """Its value for these sizes of its symbols. Raises KeyError for a symbol without one."""
+        return min(e.evaluate(sizes) for e in self.items)
+
+    def bounds(self, symbols: Mapping[str, Symbol]) -> Bounds:
+        """As those of `Expr`."""
+        ends = [e.bounds(symbols) for e in self.items]
+        lows = [low for low, _ in ends if low is not None]
+        return (min(lows) if len(lows) == len(ends) else None), min((h for _, h in ends if h is not None), default=None)
+
+    def substitute(self, sizes: Mapping[str, Expr]) -> Expr:
+        """As that of `Expr`."""
+        return least(*(e.substitute(sizes) for e in self.items))
+
+    def __str__(self) -> str:
+        return f"min({', '.join(map(str, self.items))})"
 
 
 class Expr:
@@ -116,7 +164,7 @@ class Expr:
         found: set[str] = set()
         for monomial, _ in self.terms:
             for a in monomial:
-                found |= {a} if isinstance(a, str) else a.dividend.symbols
+                found |= {a} if isinstance(a, str) else a.symbols
         return frozenset(found)
 
     def evaluate(self, sizes: Mapping[str, int]) -> int:
@@ -124,11 +172,11 @@ class Expr:
         total = 0
         for monomial, c in self.terms:
             for a in monomial:
-                c *= sizes[a] if isinstance(a, str) else a.dividend.evaluate(sizes) // a.divisor
+                c *= sizes[a] if isinstance(a, str) else a.evaluate(sizes)
             total += c
         return total
 
-    def bounds(self, symbols: Mapping[str, Symbol]) -> tuple[int | None, int | None]:
+    def bounds(self, symbols: Mapping[str, Symbol]) -> Bounds:
         """A least and a greatest value over the ranges of the symbols; None where no limit is known. Not tight where a
         symbol stands in several terms."""
         low: int | None = 0
@@ -155,10 +203,7 @@ class Expr:
         for monomial, c in self.terms:
             product = Expr({(): c})
             for a in monomial:
-                if isinstance(a, str):
-                    product = product * sizes.get(a, Expr.of(a))
-                else:
-                    product = product * (a.dividend.substitute(sizes) // a.divisor)
+                product = product * (sizes.get(a, Expr.of(a)) if isinstance(a, str) else a.substitute(sizes))
             total = total + product
         return total
 
@@ -204,20 +249,20 @@ class Expr:
         """The expression that times `other` gives this one; None where there is none of this form."""
         if not other.terms:
             return None
-        if len(other.terms) > 1:
-            return Expr.of(1) if self == other else None
-        (divisor, factor) = other.terms[0]
-        found: dict[Monomial, int] = {}
-        for m, c in self.terms:
-            left = list(m)
-            for a in divisor:
+        by, factor = max(other.terms, key=_rank)
+        rest, found = self, Expr({})
+        while rest.terms:  # the division of polynomials: the leading term goes at every turn
+            leading, c = max(rest.terms, key=_rank)
+            left = list(leading)
+            for a in by:
                 if a not in left:
                     return None
                 left.remove(a)
             if c % factor:
                 return None
-            found[tuple(left)] = c // factor
-        return Expr(found)
+            part = Expr({tuple(left): c // factor})
+            found, rest = found + part, rest - part * other
+        return found
 
     def __radd__(self, other: int) -> Expr:
         return self + other
@@ -243,7 +288,7 @@ class Expr:
         for i, (m, c) in enumerate(self.terms):
             sign = "-" if c < 0 else "+"
             alone = len(m) == 1 and c == 1
-            product = "*".join(a if isinstance(a, str) else str(a) if alone else f"({a})" for a in m)
+            product = "*".join(f"({a})" if isinstance(a, Quotient) and not alone else str(a) for a in m)
             factor = str(abs(c)) if not m else product if abs(c) == 1 else f"{abs(c)}*{product}"
             text += (f"-{factor}" if c < 0 else factor) if i == 0 else f" {sign} {factor}"
         return text
@@ -258,19 +303,38 @@ class Expr:
         return str(self) if value is None else value
 
 
+def least(*items: Expr | int) -> Expr:
+    """The least of several expressions."""
+    known = [n for e in items if (n := Expr.of(e).constant) is not None]
+    found = {str(e): e for e in map(Expr.of, items) if e.constant is None}
+    for e in tuple(found.values()):  # the least of what is a minimum itself
+        if len(e.terms) == 1 and e.terms[0][1] == 1 and len(e.terms[0][0]) == 1:
+            (atom,) = e.terms[0][0]
+            if isinstance(atom, Minimum):
+                del found[str(e)]
+                known += [n for i in atom.items if (n := i.constant) is not None]
+                found |= {str(i): i for i in atom.items if i.constant is None}
+    kept = [found[t] for t in sorted(found)] + ([Expr.of(min(known))] if known else [])
+    return kept[0] if len(kept) == 1 else Expr({(Minimum(tuple(kept)),): 1})
+
+
 def _order(m: Monomial) -> tuple[bool, int, list[str]]:
     return not m, -len(m), [str(a) for a in m]  # the integer at the end
 
 
-def _atom_bounds(a: str | Quotient, symbols: Mapping[str, Symbol]) -> tuple[int | None, int | None]:
-    if isinstance(a, str):
-        s = symbols.get(a)
-        return (0, None) if s is None else (s.min, s.max)
-    low, high = a.dividend.bounds(symbols)
-    return None if low is None else low // a.divisor, None if high is None else high // a.divisor
+def _rank(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    """The place of a term in an order that multiplication keeps."""
+    return len(term[0]), [str(a) for a in term[0]]
 
 
-_TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_.]*)|(//|[-+*()]))")
+def _atom_bounds(a: str | Quotient | Minimum, symbols: Mapping[str, Symbol]) -> Bounds:
+    if not isinstance(a, str):
+        return a.bounds(symbols)
+    s = symbols.get(a)
+    return (0, None) if s is None else (s.min, s.max)
+
+
+_TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_.]*)|(//|[-+*(),]))")
 
 
 @lru_cache(maxsize=4096)
@@ -333,6 +397,15 @@ def _factor(tokens: Sequence[str], at: int) -> tuple[Expr, int]:
             raise ValueError
     elif token.isdecimal():
         inner = Expr.of(int(token))
+    elif token == "min" and tokens[at + 1 : at + 2] == ["("]:
+        items = []
+        at += 1
+        while tokens[at] != ")":
+            item, at = _sum(tokens, at + 1)
+            if tokens[at] not in (",", ")"):
+                raise ValueError
+            items.append(item)
+        inner = least(*items)
     elif _NAME.match(token):
         inner = Expr.of(token)
     else:

@@ -8,10 +8,12 @@ not know stays unknown.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from msgspec import Struct
@@ -21,7 +23,7 @@ from xrt_core.ir.attribute_limits import fault_at, waits_for_sizes
 from xrt_core.ir.function import Function, Parameter
 from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.symbols import Expr, Symbol, expression, product, shape_for
+from xrt_core.ir.symbols import Expr, Symbol, expression, least, product, shape_for
 from xrt_core.ir.types import DTYPE_TO_ONNX, Dim, TensorType, ValueType
 from xrt_core.passes.size_ratios import FOLLOWED, MOST, Ratio
 
@@ -389,11 +391,13 @@ def _equal(s: SymbolicShapes, a: Expr, b: Expr) -> Expr | None:
     return Expr.of(0) if apart else None
 
 
-def _extreme(largest: bool) -> Callable[[SymbolicShapes, Expr, Expr], Expr | None]:
-    def op(s: SymbolicShapes, a: Expr, b: Expr) -> Expr | None:
+def _extreme(largest: bool) -> Callable[[SymbolicShapes, Expr, Expr], Expr]:
+    def op(s: SymbolicShapes, a: Expr, b: Expr) -> Expr:
         if s.is_least(a, b):
             return b if largest else a
-        return (a if largest else b) if s.is_least(b, a) else None
+        if s.is_least(b, a):
+            return a if largest else b
+        return a + b - least(a, b) if largest else least(a, b)
 
     return op
 
@@ -423,6 +427,20 @@ def _filled(s: SymbolicShapes, node: Node) -> Elements | None:
 def _transposed(s: SymbolicShapes, node: Node) -> Elements | None:
     found = s.elements(node.inputs[0])
     return None if found is None else np.transpose(found, node.attributes.get("perm"))  # type: ignore[arg-type]
+
+
+def _reduced(largest: bool) -> Callable[[SymbolicShapes, Node], Elements | None]:
+    def rule(s: SymbolicShapes, node: Node) -> Elements | None:
+        found, out = s.elements(node.inputs[0]), node.outputs[0]
+        shape = None if out is None or not out.is_static else cast("tuple[int, ...]", out.shape)
+        if found is None or shape is None or math.prod(shape) != 1:
+            return None
+        items = list(found.reshape(-1))
+        if not items or any(e is None for e in items):
+            return None
+        return _objects([functools.reduce(partial(_extreme(largest), s), items)]).reshape(shape)
+
+    return rule
 
 
 def _only(s: SymbolicShapes, node: Node) -> Elements | None:
@@ -473,8 +491,8 @@ _ELEMENT_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Elements | N
         "Min": _elementwise(_extreme(False)),
         "Where": _where,
         "ConstantOfShape": _filled,
-        "ReduceMax": _only,
-        "ReduceMin": _only,
+        "ReduceMax": _reduced(True),
+        "ReduceMin": _reduced(False),
         "ReduceProd": _prod,
         "Transpose": _transposed,
     }

@@ -436,6 +436,9 @@ def index_bounds(node: Node) -> Bounds | None:
     op, x = node.op_type, _dims(node, 0)
     if op in ("Gather", "GatherElements", "Scatter", "ScatterElements"):
         return _along_axis(node)
+    if op == "RoiAlign":
+        images = node.inputs[0].shape[0] if node.inputs[0] is not None and node.inputs[0].shape else None
+        return Bounds((0,), (images - 1,)) if isinstance(images, int) else None
     if not x:
         return None
     axes = len(x)
@@ -459,8 +462,6 @@ def _highest(node: Node, x: tuple[int, ...]) -> int | None:
         return x[time] if isinstance(time, int) and time < len(x) else None
     if op in ("GRU", "LSTM", "RNN"):
         return x[1 if node.attributes.get("layout", 0) else 0]
-    if op == "RoiAlign":
-        return x[0] - 1
     if op == "ArrayFeatureExtractor":
         return x[-1] - 1
     if op == "RotaryEmbedding":
@@ -508,6 +509,8 @@ def has_symbolic_index(node: Node) -> bool:
         return False
     if at >= len(node.inputs) or node.inputs[at] is None:  # the lengths of an LSTM may be left out
         return False
+    if node.op_type == "RoiAlign":
+        return not isinstance(x.shape[0], int)
     if node.op_type not in ("Gather", "GatherElements", "Scatter", "ScatterElements"):
         return True
     axis, index = node.attributes.get("axis", 0), node.inputs[1]

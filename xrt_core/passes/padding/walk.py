@@ -15,7 +15,7 @@ from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION, since_version
-from xrt_core.ir.symbols import Expr, Quotient, Symbol, expression, product
+from xrt_core.ir.symbols import Expr, Minimum, Quotient, Symbol, expression, product
 from xrt_core.ir.types import DTYPE_TO_ONNX, ONNX_TO_DTYPE, STRING, Dim, TensorType, float_like
 from xrt_core.passes.padding.form import (
     ROWS,
@@ -398,7 +398,7 @@ class Padder:
                 for atom in monomial:
                     if atom == ROWS:
                         raise self.refused("it reads how many rows there are")
-                    factor = self._lengths[atom] if isinstance(atom, str) else self._quotient(atom)
+                    factor = self._lengths[atom] if isinstance(atom, str) else self._atom(atom)
                     term = factor if term is None else self.emit("Mul", [term, factor])
                 assert term is not None
                 total = term if total is None else self.emit("Add", [total, term])
@@ -406,7 +406,9 @@ class Padder:
             self._scalars[expr] = found
         return found
 
-    def _quotient(self, atom: Quotient) -> Value:
+    def _atom(self, atom: Quotient | Minimum) -> Value:
+        if isinstance(atom, Minimum):
+            return self.emit("Min", [self.scalar(e) for e in atom.items])
         self.need(atom.dividend, 0)  # ONNX's Div cuts towards zero, // rounds down
         return self.emit("Div", [self.scalar(atom.dividend), self.constant(np.array(atom.divisor, np.int64))])
 
@@ -539,7 +541,14 @@ def _bound_of(known: np.ndarray, bounds: Callable[[Expr], tuple[int | None, int 
 
 def _grows(expr: Expr) -> bool:
     """Whether the value never falls where a size in it grows: no coefficient of a symbol is negative."""
-    return all((not m or c > 0) and all(isinstance(a, str) or _grows(a.dividend) for a in m) for m, c in expr.terms)
+    parts = (e for m, _ in expr.terms for a in m for e in _within(a))
+    return all(not m or c > 0 for m, c in expr.terms) and all(map(_grows, parts))
+
+
+def _within(atom: str | Quotient | Minimum) -> tuple[Expr, ...]:
+    if isinstance(atom, str):
+        return ()
+    return atom.items if isinstance(atom, Minimum) else (atom.dividend,)
 
 
 def _contents(s: Padded) -> Known | None:
