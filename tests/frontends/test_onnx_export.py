@@ -16,11 +16,11 @@ from tests.frontends.onnx_models import N, info, model, subgraph, tensor
 from tests.ir.random_graphs import MATRIX, graphs, node, renamed
 from tests.profiles import examples
 from xrt_core import XRTModule, ops, trace
-from xrt_core.errors import ExportError
+from xrt_core.errors import ExportError, ModelLoadError
 from xrt_core.frontends import onnx_export
 from xrt_core.frontends.onnx_export import export_function, export_model, fitting_opsets, save
 from xrt_core.frontends.onnx_import import import_function, import_model
-from xrt_core.ir.function import Function, InputOutputAlias, graph_fingerprint, launch
+from xrt_core.ir.function import Function, InputOutputAlias, Parameter, graph_fingerprint, launch
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.ir.verifier import verify
@@ -238,6 +238,27 @@ def test_a_function_comes_back_with_its_aliases() -> None:
     x = np.full((2, 3), 4, np.float32)
     (y,) = onnx.reference.ReferenceEvaluator(proto).run(None, {"w": x, "x": x})
     np.testing.assert_array_equal(y, x - 2)
+
+
+def test_a_function_comes_back_with_the_elements_that_are_known() -> None:
+    """Those of a shape that is given as a value; contents that do not fit are no function."""
+    x, shape, y = (Value(n, TensorType(np.dtype(t), s)) for n, t, s in _EXPANDED)
+    body = Graph([x, shape], [y], [Node("Expand", [x, shape], [y], version=13)], opsets={"": 21})
+    plain = Function.from_graph(body, name="f")
+    params = [plain.params[0], Parameter("shape", np.dtype(np.int64), (3,), ("n", "min(n, 5)", None))]
+    proto = export_function(Function("f", params, plain.returns, body))
+    back = import_function(proto)
+    assert back.params == tuple(params)
+    assert export_function(back) == proto
+    assert back.fingerprint == plain.fingerprint
+
+    for wrong in ('{"1": [2, 3]}', '{"2": [1]}', '{"0": [1, 1, 1]}', '{"1": [1, 2, {}]}', "[]"):
+        proto.metadata_props[0].value = wrong
+        with pytest.raises(ModelLoadError, match="elements"):
+            import_function(proto)
+
+
+_EXPANDED = [("x", "f4", ("n", 1, 1)), ("shape", "i8", (3,)), ("y", "f4", ("n", "k", 4))]
 
 
 @examples(30)

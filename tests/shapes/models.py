@@ -129,6 +129,78 @@ def grown() -> bytes:
     return b.model([("times", TensorProto.INT64, []), ("x", TensorProto.FLOAT, ["n", 4])], ["y"])
 
 
+def _body(nodes: Sequence[Any], ports: Sequence[tuple[str, int]], ends: Sequence[tuple[str, int]]) -> Any:
+    inputs, outputs = ([helper.make_tensor_value_info(n, t, None) for n, t in side] for side in (ports, ends))
+    return helper.make_graph(nodes, "body", inputs, outputs)
+
+
+def decoder(marked: bool = False) -> bytes:
+    """x [n, b, 4] -> y [b, n, 4]: a recurrent decoder as scripts are exported, in a Loop over the first axis that looks
+    at all of x, and appends its state to a list at every turn. marked: the number of turns is the host's."""
+    make, floats = helper.make_node, TensorProto.FLOAT
+    b = Builder()
+    n = b.op("Squeeze", b.op("Shape", "x", end=1))
+    if marked:
+        entry = b.nodes[-1].metadata_props.add()
+        entry.key, entry.value = "xrt.mark", "host"
+    zeros = b.op("ConstantOfShape", b.op("Shape", "x", start=1))
+    steps = [
+        make("Gather", ["x", "i"], ["xi"]),
+        make("MatMul", ["s", b.weight(4, 4)], ["w"]),
+        make("Softmax", ["x"], ["look"], axis=0),
+        make("ReduceSum", ["look", b.constant([0])], ["seen"], keepdims=0),
+        make("Sum", ["w", "xi", "seen"], ["sum"]),
+        make("Tanh", ["sum"], ["s2"]),
+        make("SequenceInsert", ["l", "s2"], ["l2"]),
+        make("Identity", ["go"], ["on"]),
+    ]
+    ports = [("i", TensorProto.INT64), ("go", TensorProto.BOOL), ("s", floats)]
+    body = _body(steps, ports, [("on", TensorProto.BOOL), ("s2", floats)])
+    for side, name in ((body.input, "l"), (body.output, "l2")):
+        side.append(helper.make_tensor_sequence_value_info(name, floats, None))
+    b.nodes += [
+        make("SequenceEmpty", [], ["l0"]),
+        make("Loop", [n, b.constant(True, np.bool_), zeros, "l0"], ["last", "lists"], name="turns", body=body),
+        make("ConcatFromSequence", ["lists"], ["y"], axis=1, new_axis=1),
+    ]
+    return b.model([("x", floats, ["n", "b", 4])], ["y"])
+
+
+def scanned() -> bytes:
+    """x [n, b, 4] -> its sums from the front on, where the sum of x is positive, and else from the back."""
+    make, floats = helper.make_node, TensorProto.FLOAT
+    b = Builder()
+    zeros = b.op("ConstantOfShape", b.op("Shape", "x", start=1))
+    step = [make("Add", ["s", "xi"], ["s2"]), make("Tanh", ["s2"], ["yi"])]
+    ways = []
+    for direction in (0, 1):
+        inner = _body(step, [("s", floats), ("xi", floats)], [("s2", floats), ("yi", floats)])
+        out = f"y{direction}"
+        scan = make("Scan", [zeros, "x"], ["", out], body=inner, num_scan_inputs=1, scan_input_directions=[direction])
+        ways.append(_body([scan], [], [(out, floats)]))
+    test = b.op("Greater", b.op("ReduceSum", "x", keepdims=0), b.constant(0.0, np.float32))
+    b.nodes.append(make("If", [test], ["y"], name="way", then_branch=ways[0], else_branch=ways[1]))
+    return b.model([("x", floats, ["n", "b", 4])], ["y"])
+
+
+def expanded() -> bytes:
+    """x [n, b, 4] -> y of the same shape: engines have both ends, one of which tells the other the shape, and the host
+    has what lies between."""
+    b = Builder()
+    shape = b.op("Shape", "x")
+    x = b.op("Add", b.op("MatMul", "x", b.weight(4, 4)), b.op("ConstantOfShape", shape))
+    for op in 4 * ("Tanh", "Sin"):
+        x = b.op(op, x)
+    x = b.op("Erf", x)
+    entry = b.nodes[-1].metadata_props.add()
+    entry.key, entry.value = "xrt.mark", "host"
+    x = b.op("Expand", b.op("ReduceSum", x, b.constant([0])), shape)
+    for op in 4 * ("Tanh", "Sin"):
+        x = b.op(op, x)
+    b.nodes.append(helper.make_node("MatMul", [x, b.weight(4, 4)], ["y"]))
+    return b.model([("x", TensorProto.FLOAT, ["n", "b", 4])], ["y"])
+
+
 def detector() -> bytes:
     """image [3, height, width] -> the best boxes [how many, 4], as exporters write detectors: the image is brought to a
     side of 24 by a computed scale, the best places of a map, at most 20, are boxes, and those that overlap go."""

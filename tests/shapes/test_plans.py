@@ -14,7 +14,19 @@ from onnx import TensorProto, helper
 
 import xrt_core as xrt
 from tests.profiles import examples
-from tests.shapes.models import Builder, attention, detector, found_by_data, grown, pixels, read_by_number, tokens
+from tests.shapes.models import (
+    Builder,
+    attention,
+    decoder,
+    detector,
+    expanded,
+    found_by_data,
+    grown,
+    pixels,
+    read_by_number,
+    scanned,
+    tokens,
+)
 from xrt_core.errors import CompileError, InputError, ShapeError
 from xrt_core.host.executor import host_kernel
 from xrt_core.ir.graph import Graph, Node, Value
@@ -168,6 +180,37 @@ def test_a_detector_for_images_of_any_size(engine: str) -> None:
     count = compilations(m)
     check((55, 35), (29, 77), (63, 120), (36, 38))
     assert compilations(m) == count
+
+
+@pytest.mark.parametrize("model", [decoder, scanned])
+def test_control_flow_of_any_size(model: Any) -> None:
+    """An engine gets it whole, bodies included, once for all sizes."""
+    pytest.importorskip("onnxruntime")
+    m = xrt.XRTModule(model(), engine="onnxruntime", **PLAIN)  # type: ignore[arg-type]
+    host = xrt.XRTModule(model(), engine="host")
+    for n, b in ((5, 3), (7, 2), (1, 1), (6, 4), (3, 3), (1, 8)):
+        x = {"x": np.random.default_rng(n).standard_normal((n, b, 4)).astype(np.float32)}
+        np.testing.assert_allclose(run(m, x), run(host, x), rtol=1e-4, atol=1e-5)
+    assert len(symbolic(m)) == len(entries(m)) == 1
+    assert "100% of nodes" in str(m.explain())
+    assert compilations(m) == 2  # that of the first size, and that of all
+
+
+@pytest.mark.parametrize("model", [expanded, lambda: decoder(marked=True)], ids=["shape", "turns"])
+def test_sizes_that_come_to_an_engine_as_numbers(model: Any, tmp_path: pathlib.Path) -> None:
+    """What checks an executable makes up inputs that hold the sizes which the shapes of the results promise."""
+    pytest.importorskip("onnxruntime")
+    m = xrt.XRTModule(
+        model(), engine="onnxruntime", guard=True, automatic=True, prune=False, cache_dir=str(tmp_path)
+    )
+    host = xrt.XRTModule(model(), engine="host")
+    for n, b in ((5, 3), (7, 2), (6, 4), (3, 3)):
+        x = {"x": np.random.default_rng(n).standard_normal((n, b, 4)).astype(np.float32)}
+        np.testing.assert_allclose(run(m, x), run(host, x), rtol=1e-4, atol=1e-5)
+        m.wait()
+    assert len(symbolic(m)) == len(entries(m)) == 1
+    assert not [e for e in m.events if e.name in ("fallback", "shapes.exact")]
+    assert [e for e in m.events if e.name == "guard.live"]
 
 
 def test_a_loop_whose_values_grow(engine: str) -> None:

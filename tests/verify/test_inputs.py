@@ -16,6 +16,7 @@ from tests.verify.planted import value
 from tests.verify.test_isolate import static
 from xrt_core.engine.contract import Function
 from xrt_core.errors import InputError, XRTError
+from xrt_core.ir.function import Parameter
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.kernels import find_kernel
 from xrt_core.runtime.arrays import ranges_of
@@ -238,3 +239,14 @@ def test_inputs_in_a_range() -> None:
     assert (spread.min(), spread.max()) == (-7, 90)
     assert len(np.unique(spread)) > 32
     np.testing.assert_array_equal(root, synthesize_inputs(f)[1])
+
+
+def test_known_elements_are_what_they_are() -> None:
+    """Sizes that a function gets as numbers; those of which nothing is known are made up."""
+    x, shape, y = value("x", (4, 1)), value("shape", (2,), I64), value("y", (4, 3))
+    f = function([x, shape], [node("Expand", [x, shape], [y])], y)
+    f = Function("f", [f.params[0], Parameter("shape", np.dtype(I64), (2,), (4, 3))], f.returns, f.body)
+    for kind in KINDS:
+        assert synthesize_inputs(f, kind)[1].tolist() == [4, 3]
+    f = Function("f", [f.params[0], Parameter("shape", np.dtype(I64), (2,), (None, 3))], f.returns, f.body)
+    assert synthesize_inputs(f)[1].tolist()[1] == 3

@@ -185,8 +185,6 @@ def _refusal(
     open_shapes: bool = False,
 ) -> Support | None:
     if node.attributes and node.subgraphs:
-        if symbolic is not None:
-            return Support.no("the sizes in its bodies differ between calls, and the host runs the control")
         if lowered:
             return Support.no("its bodies are lowered in precision and planned by themselves")
         if tried and any(_may_not_end(n) for n in (node, *nodes_within(node))):
@@ -195,8 +193,10 @@ def _refusal(
         if node.subgraphs:
             return Support.no("an index in its body is computed, and may be out of range: the host checks it")
         return Support.no("its index is computed, and may be out of range for all that is known: the host checks it")
-    if symbolic is not None and has_symbolic_index(node) and not is_within(node, symbolic.within):
-        return Support.no("the limit of its indices differs between calls: the host checks them")
+    if symbolic is not None:
+        for n in (node, *nodes_within(node)) if node.attributes else (node,):
+            if has_symbolic_index(n) and not is_within(n, symbolic.within):
+                return Support.no(f"the limit of its indices differs between calls: the host checks them{_so(node)}")
     return why_on_host(node, symbolic is not None, open_shapes)
 
 

@@ -210,7 +210,8 @@ def _oldest_ir_version(body: Graph) -> int:
 
 
 def _tidy(graph: GraphProto, taken: set[str]) -> None:
-    """Give nodes names of their own, and take out the types of inner values, which the library infers itself."""
+    """Give nodes names of their own, and take out the types of inner values, which the library infers itself. Outputs
+    that control flow leaves out get names: there are libraries that look for all of them."""
     del graph.value_info[:]
     for i, n in enumerate(graph.node):
         if n.name in taken:
@@ -219,6 +220,7 @@ def _tidy(graph: GraphProto, taken: set[str]) -> None:
         for a in n.attribute:
             if a.HasField("g"):
                 _tidy(a.g, taken)
+                n.output[:] = [name or f"{n.name}/unread_{k}" for k, name in enumerate(n.output)]
 
 
 def _elsewhere(array: np.ndarray, name: str, location: Mapping[str, str]) -> TensorProto:

@@ -12,9 +12,9 @@ import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 from xrt_core.errors import ExportError
-from xrt_core.files import replace_file
+from xrt_core.files import encode, replace_file
 from xrt_core.frontends.onnx_file import DataFile, serialised
-from xrt_core.frontends.onnx_import import ALIASES
+from xrt_core.frontends.onnx_import import ALIASES, ELEMENTS
 from xrt_core.frontends.onnx_reader import DECLARED, SAME
 from xrt_core.frontends.onnx_scope import OPSET_DOMAIN
 from xrt_core.ir.function import Function
@@ -50,7 +50,8 @@ def export_model(graph: Graph, *, tensor: TensorWriter = tensor_from_array) -> M
 def export_function(
     function: Function, *, tensor: TensorWriter = tensor_from_array, long_list: ListWriter | None = None
 ) -> ModelProto:
-    """Return a Function as a standalone ONNX model; `import_function` is its inverse, aliases included.
+    """Return a Function as a standalone ONNX model; `import_function` is its inverse, aliases and what is known of
+    elements included.
 
     `long_list` may write long lists (`attribute_to_proto`).
     """
@@ -59,10 +60,13 @@ def export_function(
     for p, r in zip([*model.graph.input, *model.graph.output], [*function.params, *function.returns], strict=True):
         p.type.Clear()
         type_to_proto(r.type, p.type)
-    if function.aliases:
-        for e in [e for e in model.metadata_props if e.key == ALIASES]:
+    known = {i: p.elements for i, p in enumerate(function.params) if p.elements is not None}
+    aliases = " ".join(f"{a.output}:{a.input}" for a in function.aliases)
+    for key, value in ((ALIASES, aliases), (ELEMENTS, encode(known).decode() if known else "")):
+        for e in [e for e in model.metadata_props if e.key == key]:
             model.metadata_props.remove(e)
-        model.metadata_props.add(key=ALIASES, value=" ".join(f"{a.output}:{a.input}" for a in function.aliases))
+        if value:
+            model.metadata_props.add(key=key, value=value)
     return model
 
 

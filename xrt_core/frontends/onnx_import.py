@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import pathlib
 import sys
@@ -11,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Union
 
 from xrt_core.errors import GraphError, InputError, ModelLoadError
+from xrt_core.files import decode
 from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
 from xrt_core.frontends.plugin_models import import_object
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
 from xrt_core.ir.graph import Graph, Value, every_node
 from xrt_core.ir.schema import domain_version
-from xrt_core.ir.types import TensorType
+from xrt_core.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -28,6 +30,8 @@ ModelSource = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, "Mode
 
 ALIASES: Final = "xrt.aliases"
 """Key of the model's metadata that stores a Function's aliases, as 'output:input output:input'."""
+ELEMENTS: Final = "xrt.elements"
+"""Key of the model's metadata that stores what is known of elements of a Function's params, as JSON: index -> list."""
 
 
 def import_model(
@@ -67,7 +71,7 @@ def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | Non
     outputs = [_declared(v, p) for v, p in zip(graph.outputs, model.graph.output, strict=True)]
     if graph.name == "":
         raise ModelLoadError("the model's graph has no name to give to the function")
-    params = [_parameter(v, v.type) for v in graph.inputs]
+    params = _with_elements([_parameter(v, v.type) for v in graph.inputs], graph.metadata.get(ELEMENTS))
     returns = [_parameter(v, t, may_be_open=True) for v, t in zip(graph.outputs, outputs, strict=True)]
     aliases = []
     for pair in graph.metadata.get(ALIASES, "").split():
@@ -76,6 +80,19 @@ def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | Non
             raise ModelLoadError(f"metadata {ALIASES!r}: {pair!r} is not of the form output:input")
         aliases.append(InputOutputAlias(int(out), int(into)))
     return Function(graph.name, params, returns, graph, aliases)
+
+
+def _with_elements(params: list[Parameter], text: str | None) -> list[Parameter]:
+    """Params with the elements that metadata say are known."""
+    if text is None:
+        return params
+    found = decode(text.encode(), dict[int, Shape], f"metadata {ELEMENTS!r}", ModelLoadError)
+    for i, elements in found.items():
+        p = params[i] if i < len(params) else None
+        if p is None or not p.is_static or math.prod(p.shape) != len(elements):
+            raise ModelLoadError(f"metadata {ELEMENTS!r}: input {i} has not {len(elements)} elements")
+        params[i] = Parameter(p.name, p.dtype, p.dims, elements)
+    return params
 
 
 def _is_onnx(source: Any) -> bool:

@@ -25,7 +25,7 @@ from xrt_core.verify.verdict import Outcome
 
 T = TypeVar("T")
 
-_REVISION: Final = 5
+_REVISION: Final = 6
 """Raised with every change of the verification that invalidates older verdicts."""
 _CAPABILITY_REVISION: Final = "1"  # the same for answers to capability queries
 _REQUIREMENT: Final = re.compile(r"[A-Za-z0-9._-]+")

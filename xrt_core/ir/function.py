@@ -47,11 +47,14 @@ class Parameter(Struct, frozen=True):
 
     dims: its dimensions; in a symbolic Function some are texts of expressions (`ir.symbols`). A dimension of a return
     is None where only a run determines it, as the number of elements that are not zero.
+    elements: of an entry that holds sizes, such as the target of a Reshape: its elements in order, as dimensions are
+    written, None where one is not known. Those that check a Function make inputs with them; no fingerprint has them.
     """
 
     name: str
     dtype: np.dtype
     dims: Shape
+    elements: Shape | None = None
 
     @property
     def type(self) -> TensorType:

@@ -297,7 +297,12 @@ def trip_count(node: Node, body: Graph) -> int | None:
     count = max(int(limit.data.reshape(-1)[0]), 0)
     if not count or (condition is not None and condition.data is not None and not condition.data.all()):
         return 0
-    first = condition is None or condition.data is not None
+    return count if runs_to_limit(node, body) else None
+
+
+def runs_to_limit(node: Node, body: Graph) -> bool:
+    """Whether only the limit ends a Loop with this body: its condition holds always."""
+    condition = node.inputs[1] if len(node.inputs) > 1 else None
+    first = condition is None or (condition.data is not None and bool(condition.data.all()))
     again = body.outputs[0]
-    goes_on = again is body.inputs[1] or (again.data is not None and bool(again.data.all()))
-    return count if first and goes_on else None
+    return first and (again is body.inputs[1] or (again.data is not None and bool(again.data.all())))

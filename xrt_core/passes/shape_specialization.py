@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.ir.graph import Annotations, Graph, Node, Value, closed, substitute
-from xrt_core.ir.inference import infer_types, merged, trip_count
+from xrt_core.ir.graph import Annotations, Graph, Node, Value, substitute
+from xrt_core.ir.inference import infer_types, merged, runs_to_limit, trip_count
 from xrt_core.ir.op_traits import traits_of
+from xrt_core.ir.symbols import Expr
 from xrt_core.ir.types import STRING, Dim, OptionalType, SequenceType, TensorType, ValueType
+from xrt_core.passes.loop_lists import as_list, concatenated, stacked
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.simplify import (
     DEFAULT_FOLD_LIMIT,
+    DeadNodes,
     HostRun,
     constant_like,
     evaluate,
@@ -94,6 +97,8 @@ class _Specialiser:
         self.inherited: Annotations | None = None  # of the node whose body is being inlined
         self.new: dict[Value, Value] = {}
         self.made: list[Node] = []
+        self.empty: set[Value] = set()  # lists without elements
+        self.stacks: dict[Value, Value] = {}  # the scan output whose parts a list holds
 
     def nodes(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -115,6 +120,12 @@ class _Specialiser:
             if source is not None and result is not None:
                 new[result] = new.get(source, source)
                 return
+        elif op == "ConcatFromSequence" and not node.domain and node.inputs[0] is not None:
+            stack = self.stacks.get(new.get(node.inputs[0], node.inputs[0]))
+            joined = None if stack is None else concatenated(node, stack)
+            if joined is not None:
+                self.nodes(joined)
+                return
         node = substitute(node, new)
         if self.inherited is not None:
             node = node.replace(name=f"{self.prefix}{node.name}", annotations=self.inherited)
@@ -129,6 +140,11 @@ class _Specialiser:
             self.inherited = outer
             return
         node, types = self.typed(node)
+        stacks: Mapping[Value, Value] = {}
+        if op == "Loop" and not node.domain:
+            made = stacked(node, types, self.turns(node), self.empty)
+            if made is not None:
+                node, types, stacks = made.node, made.types, made.stacks
         if self.symbolic is not None:
             types = self.symbolic.types(node, types)
             if node.domain and not all(map(_is_settled_symbolically, types)):
@@ -144,6 +160,7 @@ class _Specialiser:
                 for v, data in zip(node.outputs, arrays, strict=False):
                     if v is not None and data is not None:
                         new[v] = constant_like(v, data)
+                self.as_lists(stacks)
                 return
         changed = False
         outputs = []
@@ -151,17 +168,26 @@ class _Specialiser:
             if v is not None:
                 type_ = merged(v.type if self.symbolic is None else None, inferred)
                 if type_ != v.type or self.prefix:
-                    typed = Value(self.prefix + v.name if v.name else "", type_)
-                    new[v] = typed
-                    v = typed
+                    result = Value(self.prefix + v.name if v.name else "", type_)
+                    new[v] = result
+                    v = result
                     changed = True
             outputs.append(v)
-        made = node.replace(outputs=outputs) if changed else node
-        elements = None if self.symbolic is None else self.symbolic.follow(made, types)
+        typed = node.replace(outputs=outputs) if changed else node
+        elements = None if self.symbolic is None else self.symbolic.follow(typed, types)
         if elements is not None and node.outputs[0] is not None:  # every element is a number after all
             new[node.outputs[0]] = constant_like(node.outputs[0], elements)
             return
-        self.made.append(made)
+        self.made.append(typed)
+        if op == "SequenceEmpty" and not node.domain:
+            self.empty.update(v for v in outputs if v is not None)
+        self.as_lists(stacks)
+
+    def as_lists(self, stacks: Mapping[Value, Value]) -> None:
+        """Make lists of scan outputs again, for those who read them as such."""
+        for of, stack in stacks.items():
+            self.node(as_list(stack, of))
+            self.stacks[self.new.get(of, of)] = self.new.get(stack, stack)
 
     def types_by_body(self, node: Node, types: Sequence[ValueType | None]) -> Sequence[ValueType | None]:
         """The types of the outputs of a node that is kept: those of what it stands for, where that is known."""
@@ -216,17 +242,17 @@ class _Specialiser:
             pass
         return node, (None,) * len(node.outputs)
 
-    def typed_body(self, body: Graph, types: Sequence[ValueType | None]) -> Graph:
-        """A body for inputs of these types, capturing what it captured; captured values have their types already."""
-        whole, own = closed(body), len(body.inputs)
-        given = [*types, *(v.type for v in body.captures)]
-        made = specialise(whole, given, {}, self.run, fold_limit=self.fold_limit, expand=self.expand)
-        outer = dict(zip(made.inputs[own:], body.captures, strict=True))
-        return made.replace(
-            inputs=made.inputs[:own],
-            nodes=[substitute(n, outer) for n in made.nodes],
-            outputs=[outer.get(v, v) for v in made.outputs],
-        )
+    def typed_body(self, body: Graph, types: Sequence[ValueType | None], turns: Expr | None = None) -> Graph:
+        """A body for inputs of these types, capturing what it captured; captured values have their types already.
+        turns: how many a Loop makes at most, whose number is the first input."""
+        inner = _Specialiser(self.run, self.fold_limit, self.expand, self.symbolic, self.body_of)
+        inputs = [Value(v.name, t) for v, t in zip(body.inputs, types, strict=True)]
+        inner.new.update(zip(body.inputs, inputs, strict=True))
+        if self.symbolic is not None and turns is not None:
+            self.symbolic.counts(inputs[0], turns)
+        inner.nodes(body.nodes)
+        outputs = [inner.new.get(v, v) for v in body.outputs]
+        return DeadNodes().rewrite(body.replace(inputs=inputs, nodes=inner.made, outputs=outputs))
 
     def typed_if(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
         bodies = {k: self.typed_body(g, ()) for k, g in node.attributes.items() if isinstance(g, Graph)}
@@ -234,27 +260,45 @@ class _Specialiser:
         return node.replace(attributes=bodies), [a if a == b else _common(a, b) for a, b in results]
 
     def settled(
-        self, body: Graph, states: list[ValueType | None], around: Sequence[ValueType | None], first: int
+        self,
+        body: Graph,
+        states: list[ValueType | None],
+        around: Sequence[ValueType | None],
+        first: int,
+        turns: Expr | None = None,
     ) -> tuple[Graph, list[ValueType | None]]:
         """A body whose states, which stand behind `first` other inputs and outputs, have types that hold at every turn.
 
-        around: the types of the inputs that are no states; the first `first` of them stand before the states.
+        around: the types of the inputs that are no states; the first `first` of them stand before the states. turns: as
+        of `typed_body`.
         """
+        before = None if self.symbolic is None else self.symbolic.known()
         while True:  # terminates: each turn generalises a dimension or a type, or is the last
-            made = self.typed_body(body, [*around[:first], *states, *around[first:]])
+            made = self.typed_body(body, [*around[:first], *states, *around[first:]], turns)
             results = made.outputs[min(first, 1) :]
             after = [a if a == v.type else _common(a, v.type) for a, v in zip(states, results, strict=False)]
             if after == states:
                 return made, states
             states = after
+            if self.symbolic is not None and before is not None:  # what was found held for the other types
+                self.symbolic.reset(before)
 
     def typed_loop(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
         given: list[ValueType | None] = [None if v is None else v.type for v in node.inputs[2:]]
-        body, states = self.settled(node.subgraphs[0], given, [_INT64, _BOOL], 2)
-        length = trip_count(node, body)
+        limit = None if self.symbolic is None else self.symbolic.number(node.inputs[0])
+        body, states = self.settled(node.subgraphs[0], given, [_INT64, _BOOL], 2, limit)
+        node = node.replace(attributes={**node.attributes, "body": body})
+        length = self.turns(node)
         scans = [_stacked(v.type, length) for v in body.outputs[1 + len(states) :]]
-        found = [*states, *scans][: len(node.outputs)]  # a body may give more
-        return node.replace(attributes={**node.attributes, "body": body}), found
+        return node, [*states, *scans][: len(node.outputs)]  # a body may give more
+
+    def turns(self, loop: Node) -> Dim:
+        """How many turns a Loop makes; None where that is not known."""
+        (body,) = loop.subgraphs
+        limit = None if self.symbolic is None else self.symbolic.number(loop.inputs[0])
+        if self.symbolic is None or limit is None or limit.constant is not None or not runs_to_limit(loop, body):
+            return trip_count(loop, body)
+        return limit.dim if self.symbolic.holds(limit) else 0
 
     def typed_scan(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
         scans = node.attributes["num_scan_inputs"]

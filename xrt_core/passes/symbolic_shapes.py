@@ -8,6 +8,7 @@ not know stays unknown.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,10 @@ from msgspec import Struct
 from xrt_core.errors import XRTError
 from xrt_core.ir.attribute_limits import fault_at, waits_for_sizes
 from xrt_core.ir.function import Function, Parameter
-from xrt_core.ir.graph import Graph, Node, Value, substitute
+from xrt_core.ir.graph import Attribute, Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.symbols import Expr, Symbol, expression, least, product, shape_for
-from xrt_core.ir.types import DTYPE_TO_ONNX, Dim, TensorType, ValueType
+from xrt_core.ir.types import DTYPE_TO_ONNX, Dim, Shape, TensorType, ValueType
 from xrt_core.passes.size_ratios import FOLLOWED, MOST, Ratio
 
 _MOST: Final = 64
@@ -193,9 +194,36 @@ class SymbolicShapes:
             return None if v is None else self._ranges[v]
         if v.data is not None and v.data.size and v.data.dtype.kind in "iu":
             return Expr.of(int(v.data.min())), Expr.of(int(v.data.max()))
-        found = self._known.get(v)
-        single = None if found is None or found.size != 1 else found.item()
+        single = self.number(v)
         return None if single is None else (single, single)
+
+    def element_dims(self, v: Value) -> Shape | None:
+        """The elements of a small integer tensor in order, as dimensions are written; None where nothing is known."""
+        found = self._known.get(v)
+        return None if found is None else tuple(None if e is None else e.dim for e in found.reshape(-1))
+
+    def number(self, v: Value | None) -> Expr | None:
+        """The element of an integer tensor of one; None where nothing is known of it."""
+        found = self.elements(v)
+        return None if found is None or found.size != 1 else found.item()
+
+    def counts(self, v: Value, limit: Expr) -> None:
+        """Note that a value is the number of a turn, of which there are no more than a limit."""
+        self._ranges[v] = (Expr.of(0), limit - 1)
+
+    def known(self) -> tuple[Any, ...]:
+        """All that is known by now, for `reset`."""
+        return tuple(map(copy.copy, self._state))
+
+    def reset(self, known: tuple[Any, ...]) -> None:
+        """Forget what was found since `known` told all."""
+        for own, earlier in zip(self._state, known, strict=True):
+            own.clear()
+            own.update(earlier)
+
+    @property
+    def _state(self) -> tuple[Any, ...]:
+        return self._known, self._ranges, self._ratios, self.within, self.guards
 
     def _note_index(self, node: Node) -> None:
         """Note whether the computed index of a node stays within its dimension, as in the first call."""
@@ -1014,9 +1042,11 @@ def _fault_for(node: Node, sizes: Mapping[str, int]) -> str | None:
 
 
 def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """The graph with the same nodes, its types for these sizes of the symbols."""
-    new: dict[Value, Value] = {}
+    """The graph with the same nodes, its types for these sizes of the symbols, in subgraphs as well."""
+    return _at(graph, sizes, {})
 
+
+def _at(graph: Graph, sizes: Mapping[str, int], new: dict[Value, Value]) -> Graph:
     def at(v: Value) -> Value:
         t = v.type
         if v not in new:
@@ -1024,17 +1054,28 @@ def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:
             new[v] = Value(v.name, TensorType(t.dtype, shape_for(t.shape, sizes))) if symbolic else v  # type: ignore[union-attr, arg-type]
         return new[v]
 
-    for v in graph.inputs:
-        at(v)
-    nodes = [substitute(n, new).replace(outputs=[None if v is None else at(v) for v in n.outputs]) for n in graph.nodes]
-    return graph.replace(
-        inputs=[at(v) for v in graph.inputs], outputs=[new.get(v, v) for v in graph.outputs], nodes=nodes
-    )
+    def node_for(n: Node) -> Node:
+        made = substitute(n, new)
+        if n.subgraphs:
+            made = made.replace(attributes={k: _at_attribute(a, sizes, new) for k, a in n.attributes.items()})
+        return made.replace(outputs=[None if v is None else at(v) for v in n.outputs])
+
+    inputs = [at(v) for v in graph.inputs]
+    nodes = [node_for(n) for n in graph.nodes]
+    return graph.replace(inputs=inputs, outputs=[new.get(v, v) for v in graph.outputs], nodes=nodes)
+
+
+def _at_attribute(a: Attribute, sizes: Mapping[str, int], new: dict[Value, Value]) -> Attribute:
+    if isinstance(a, Graph):
+        return _at(a, sizes, new)
+    if type(a) is tuple and a and isinstance(a[0], Graph):
+        return tuple(_at(g, sizes, new) for g in a)
+    return a
 
 
 def node_at(node: Node, sizes: Mapping[str, int]) -> Node:
     """The node for inputs of these sizes of the symbols."""
-    given = dict.fromkeys(v for v in node.inputs if v is not None and v.data is None)
+    given = dict.fromkeys(v for v in node.uses() if v.data is None)
     return graph_at(Graph(given, (), [node], opsets={node.domain: node.version}), sizes).nodes[0]
 
 
@@ -1043,11 +1084,13 @@ def function_at(function: Function, sizes: Mapping[str, int]) -> Function:
     if not function.is_symbolic:
         return function
     body = graph_at(function.body, sizes)
-    params, returns = (
-        [Parameter(p.name, p.dtype, shape_for(p.dims, sizes)) for p in ports]
-        for ports in (function.params, function.returns)
-    )
+    params, returns = ([_parameter_at(p, sizes) for p in ports] for ports in (function.params, function.returns))
     return Function(function.name, params, returns, body, function.aliases)
+
+
+def _parameter_at(p: Parameter, sizes: Mapping[str, int]) -> Parameter:
+    elements = None if p.elements is None else shape_for(p.elements, sizes)
+    return Parameter(p.name, p.dtype, shape_for(p.dims, sizes), elements)
 
 
 def is_shape_arithmetic(node: Node) -> bool:

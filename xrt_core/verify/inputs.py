@@ -74,7 +74,8 @@ def synthesize_inputs(
     """An array for each param of `function`, of its dtype and shape; deterministic for the same arguments.
 
     constraints: of its inputs, if the caller has them from `infer_constraints`. ranges: of params, whose floats, where
-    they are free, are spread over them, both ends included, in place of `kind`. Raises InputError for a param that is
+    they are free, are spread over them, both ends included, in place of `kind`. Known elements of a param are what they
+    are. Raises InputError for a param that is
     no numeric tensor of static shape.
     """
     constraints = infer_constraints(function.body) if constraints is None else constraints
@@ -89,6 +90,9 @@ def synthesize_inputs(
             made.append(_spread(p, given, rng))
         else:
             made.append(make_array(p, constraint, "normal" if i % 2 == _FINITE.get(kind) else kind, rng))
+        for k, n in enumerate(p.elements or ()):
+            if isinstance(n, int):
+                made[-1].reshape(-1)[k] = n
     return made
 
 

@@ -12,14 +12,20 @@ from xrt_core.ir.function import Function, InputOutputAlias, Parameter, launch
 from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
-from xrt_core.ir.types import TensorType
+from xrt_core.ir.types import Shape, TensorType
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.passes.partitioning.contraction import Reads, adjacency, ascending, collector_paused, distinct, reads_of
 from xrt_core.passes.partitioning.support import HOST
 
+Elements = Callable[[Value], "Shape | None"]
+
+
+def _unknown(value: Value) -> None:
+    return None
+
 
 @collector_paused()
-def outline(graph: Graph, clustering: Clustering) -> Graph:
+def outline(graph: Graph, clustering: Clustering, elements: Elements = _unknown) -> Graph:
     """The graph with one `xrt.Launch` in place of each cluster; nodes and values outside are shared, not copied.
 
     A function's params are the values that it reads from outside, captures of its subgraphs included: graph inputs in
@@ -29,6 +35,8 @@ def outline(graph: Graph, clustering: Clustering) -> Graph:
     the old value, and all other readers of the old value can run before the function. The result is in a topological
     order in which they do: each node as early as its inputs, and the readers of what it overwrites, allow; ties in the
     order of the graph. Linear, except for the heap of that order and a search for each function with aliases.
+
+    elements: what is known of the elements of a value that holds sizes (`Parameter.elements`).
 
     Raises GraphError for a value at a boundary that is not a tensor of known dtype and shape, and InternalError if
     `clustering` was made for another graph or its clusters form a cycle.
@@ -59,7 +67,7 @@ def outline(graph: Graph, clustering: Clustering) -> Graph:
     nodes = [
         graph.nodes[i]
         if (k := assignment[i]) < 0
-        else _launch(graph, clustering.clusters[k], names[k], outer, ends, parameters, plain, preserved)
+        else _launch(graph, clustering.clusters[k], names[k], outer, ends, parameters, plain, preserved, elements)
         for i in units
     ]
     opsets = graph.opsets if DIALECT in graph.opsets else {**graph.opsets, DIALECT: DIALECT_VERSION}
@@ -144,6 +152,7 @@ def _launch(
     parameters: dict[Value, Parameter],
     plain: Annotations,
     preserved: set[Value],
+    elements: Elements,
 ) -> Node:
     nodes = [graph.nodes[i] for i in cluster.nodes]
     made: dict[Value, None] = {}
@@ -167,6 +176,10 @@ def _launch(
         function = Function(name, [parameters[v] for v in entry], [parameters[v] for v in exit_], body, aliases)
     except KeyError:  # a value without a name or a known shape: `from_graph` names the former and rejects the latter
         function = Function.from_graph(body, name=name, aliases=aliases)
+    known = [elements(v) for v in entry]
+    if any(known):
+        params = [Parameter(p.name, p.dtype, p.dims, e) for p, e in zip(function.params, known, strict=True)]
+        function = Function(name, params, function.returns, body, aliases)
     annotations = plain
     if cluster.device != plain.device or cluster.model_update or aliases or not all(_is_plain(n) for n in nodes):
         annotations = Annotations(
