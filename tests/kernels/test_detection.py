@@ -92,11 +92,12 @@ def test_suppression_as_the_reference(centred: int, threshold: float, rng: np.ra
     np.testing.assert_array_equal(got, run_reference(case)[0])
 
 
-@pytest.mark.parametrize("limit", [7, 1000])
-def test_suppression_of_many(limit: int, rng: np.random.Generator) -> None:
-    """More boxes than are compared at a time, against the definition: a box stays unless a better one that stays
-    overlaps it."""
-    corners = rng.uniform(0, 6, (500, 2))
+@pytest.mark.parametrize("moved", [0, 10])
+@pytest.mark.parametrize("limit", [7, 200, 1000])
+def test_suppression_of_many(limit: int, moved: int, rng: np.random.Generator) -> None:
+    """More boxes than are compared at a time, in one place or in several apart, against the definition: a box stays
+    unless a better one that stays overlaps it."""
+    corners = rng.uniform(0, 6, (500, 2)) + moved * rng.integers(0, 5, (500, 1))
     boxes = np.concatenate([corners, corners + rng.uniform(0, 2, (500, 2))], 1).astype(np.float32)
     scores = rng.permutation(500).astype(np.float32)
     case = node_case("NonMaxSuppression", 11, [boxes[None], scores[None, None], np.array([limit]), np.float32([0.25])])
@@ -110,6 +111,18 @@ def test_suppression_of_many(limit: int, rng: np.random.Generator) -> None:
             kept.append(int(i))
     np.testing.assert_array_equal(run_numpy(case)[0][:, 2], kept)
     assert 128 < len(kept) < 500 or len(kept) == limit
+
+
+def test_suppression_where_a_corner_is_no_number(rng: np.random.Generator) -> None:
+    """It overlaps nothing, and hides no gap between others."""
+    boxes = (np.array([[0, 0, 2, 2]]) + 10.0 * rng.integers(0, 9, (300, 1))).astype(np.float32)
+    scores = rng.permutation(300).astype(np.float32)
+    boxes[5, 2] = boxes[7, 0] = np.nan
+    case = node_case("NonMaxSuppression", 11, [boxes[None], scores[None, None], np.array([300]), np.float32([0.5])])
+    kept = run_numpy(case)[0][:, 2].tolist()
+    places = [boxes[i, 1] for i in kept if i not in (5, 7)]
+    assert {5, 7} <= set(kept)
+    assert len(places) == len(set(places)) == len({*boxes[:5, 1], *boxes[8:, 1], boxes[6, 1]})
 
 
 def test_suppression_without_a_limit_selects_nothing() -> None:

@@ -250,6 +250,37 @@ def test_a_long_sum_may_be_made_one_after_the_other(op_type: str) -> None:
     assert not ResultChecker(short, inputs).check(Call(lambda x: [x * F32(1 + off)]), {}).is_right
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_places_between_pixels_are_rounded(mode: str) -> None:
+    """Libraries compute them in float32, which moves what is interpolated by more than sums are rounded, and with it
+    what is computed from that; a place that is off by a tenth of a pixel is none."""
+    x, h, y = value("x", (1, 1, 237, 4), F32), value("h", (1, 1, 320, 4), F32), value("y", (1, 1, 320, 4), F32)
+    sizes = Value.constant(np.array([1, 1, 320, 4]), "sizes")
+    resize = node("Resize", [x, None, None, sizes], [h], mode=mode)  # type: ignore[list-item]
+    f = function([x], [resize, node("Sinh", [h], [y])], y)
+
+    def engine(off: float) -> Call:
+        def call(a: np.ndarray) -> Any:
+            place = (np.arange(320, dtype=F32) + F32(0.5)) * F32(237 / 320) - F32(0.5) + F32(off)
+            first = np.floor(place)
+            taps, distances = zip(*((first + k, place - (first + k)) for k in range(-1, 3)), strict=True)
+            d = np.abs(np.stack(distances))
+            if mode == "linear":
+                w = np.maximum(1 - d, 0)
+            else:
+                near, far = (1.25 * d - 2.25) * d * d + 1, ((-0.75 * d + 3.75) * d - 6) * d + 3
+                w = np.where(d <= 1, near, np.where(d < 2, far, 0))
+            picked = a[:, :, np.clip(np.stack(taps), 0, 236).astype(int)]
+            return (np.sinh((picked * w[None, None, :, :, None].astype(F32)).sum(axis=2)),)
+
+        return Call(call)
+
+    checker = ResultChecker(f, synthesize_inputs(f))
+    assert checker.check(engine(0.0), {}).is_right
+    assert not checker.check(engine(0.1), {}).is_right
+    assert not checker.check(engine(1e-3), {}).is_right
+
+
 def test_ties_after_arithmetic_are_right() -> None:
     """ArgMax over sums that are equal but for rounding may take another of them; ArgMax of the inputs may not."""
     rng = np.random.default_rng(0)

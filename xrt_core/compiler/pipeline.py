@@ -32,7 +32,7 @@ from xrt_core.ir.types import TensorType, ValueType, physical_memory
 from xrt_core.kernels import depends_on_data, static_inputs
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import PartitionReport, insert_converters, is_converter
-from xrt_core.passes.partitioning.cost_model import flops
+from xrt_core.passes.partitioning.cost_model import flops, is_small_part
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, is_late, shape_inputs
@@ -261,9 +261,10 @@ class Pipeline:
         self.services.events.emit("placement.given_up", level=logging.WARNING, node=node, device=device, reason=reason)
 
     def _require_as_many(self, optimised: Optimised, partitioned: Partitioned) -> None:
-        """Raise NotSymbolic if a node is on the host for its shapes alone: an engine takes it with those of the first
+        """Raise NotSymbolic if nodes are on the host for their shapes alone: an engine takes them with those of the first
         call. Nodes that compute on shapes do not count, nor small ones that are not worth a launch, nor those that read
-        by indices which the host must check, nor those whose shapes only a call tells, with what follows them."""
+        by indices which the host must check, nor those whose shapes only a call tells, with what follows them; nor all
+        of them where the host takes next to no time for them."""
         assert optimised.symbolic is not None
         passed = (is_launch, is_converter, is_shape_arithmetic, is_late, depends_on_data, has_symbolic_index)
         left = {n.outputs for n in partitioned.graph.nodes if not any(p(n) for p in passed)}
@@ -278,10 +279,10 @@ class Pipeline:
             return
         sized = graph_at(graph, optimised.symbolic.sizes)
         exact = self._support.of(sized)
-        for i in sorted(refused):
-            n = sized.nodes[i]
-            if any(c.supports(n).ok for c in exact):
-                raise NotSymbolic(f"{n.operator} {n.name!r} runs on an engine with static shapes only")
+        lost = [i for i in sorted(refused) if any(c.supports(sized.nodes[i]).ok for c in exact)]
+        if lost and not is_small_part(sized, lost):
+            n = sized.nodes[lost[0]]
+            raise NotSymbolic(f"{n.operator} {n.name!r} runs on an engine with static shapes only")
 
     def plan(self, partitioned: Partitioned, *, owned: bool = True, kind: type[Planned] = Planned) -> Planned:
         """Compile every Launch and lower the graph to a register program. owned, kind: as of `compile`."""

@@ -422,6 +422,7 @@ class GuardManager:
             stage=failure.stage,
             kind=failure.kind,
             error=failure.message,
+            level=logging.INFO if failure.kind == "slower" else logging.WARNING,  # that is a choice, nothing to mend
             **more,
         )
 

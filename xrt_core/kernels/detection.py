@@ -133,8 +133,29 @@ _PAIRS: Final = 1 << 21
 """Pairs that are compared at a time."""
 
 
-def _suppress(low: np.ndarray, high: np.ndarray, order: np.ndarray, limit: int, overlap: float) -> list[int]:
-    """Greedy selection: the best box left, then without those that overlap it by more than `overlap`."""
+def _apart(low: np.ndarray, high: np.ndarray) -> list[np.ndarray]:
+    """The boxes in parts, each in their order, of which none shares anything with another: what lies between gaps along
+    the first axis. Detectors move the boxes of each class to a place of their own."""
+    by = np.argsort(low[:, 0], kind="stable")
+    reach = np.maximum.accumulate(high[by, 0])  # NaN reaches everywhere
+    parts = np.split(by, np.flatnonzero(low[by[1:], 0] >= reach[:-1]) + 1)
+    return [np.sort(p) for p in parts]
+
+
+def _selected(low: np.ndarray, high: np.ndarray, limit: int, overlap: float) -> np.ndarray:
+    """The boxes that `_suppress` selects, part by part where that takes fewer comparisons."""
+    count = len(low)
+    if count > _BEST:
+        parts = _apart(low, high)
+        if len(parts) > 1 and sum(p.size**2 for p in parts) < count * min(count, 2 * limit):
+            found = np.concatenate([p[_suppress(low[p], high[p], limit, overlap)] for p in parts])
+            return np.sort(found)[:limit]
+    return np.array(_suppress(low, high, limit, overlap), np.int64)
+
+
+def _suppress(low: np.ndarray, high: np.ndarray, limit: int, overlap: float) -> list[int]:
+    """Greedy selection from boxes, the best first: the best one left, then without those that overlap it by more than
+    `overlap`."""
     area = np.prod(high - low, axis=1)
 
     def hits(some: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -148,6 +169,7 @@ def _suppress(low: np.ndarray, high: np.ndarray, order: np.ndarray, limit: int, 
         return hit
 
     kept: list[int] = []
+    order = np.arange(len(low))
     while order.size and len(kept) < limit:
         count = max(1, min(_BEST, _PAIRS // order.size))
         best, order = order[:count], order[count:]
@@ -182,5 +204,6 @@ def non_max_suppression(
             order = np.argsort(-scores[b, c], kind="stable")
             if least is not None:
                 order = order[scores[b, c][order] > least]
-            rows.extend((b, c, i) for i in _suppress(low, high, order, count, share))
+            chosen = order[_selected(low[order], high[order], count, share)]
+            rows.extend((b, c, i) for i in chosen.tolist())
     return np.array(rows, np.int64).reshape(-1, 3)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from xrt_core.errors import ShapeError
+from xrt_core.ir.graph import Node
 from xrt_core.ir.types import float_like
 from xrt_core.kernels.namespace import has_float64, is_cupy, wide
 from xrt_core.kernels.registry import OpContext, kernel
@@ -254,6 +256,18 @@ def resize_steps(ctx: OpContext, shape: Sequence[int], *rest: Any) -> tuple[list
     else:
         steps = _steps_of_scales(shape, axes, given, crop)
     return steps, sampling
+
+
+def interpolated_elsewhere(node: Node, x: np.ndarray, rest: Sequence[Any], off: Callable[[], float]) -> Any:
+    """What a Resize or Upsample that interpolates floats makes of scales that are off; None for another one.
+
+    rest: the further inputs. off: for each axis, the share by which its scale is off.
+    """
+    steps, sampling = resize_steps(OpContext(node, np), x.shape, *rest)
+    if sampling.mode == "nearest" or sampling.coordinates == "tf_crop_and_resize" or not float_like(x.dtype):
+        return None
+    moved = [s if s.scale == 1.0 else replace(s, scale=s.scale * (1.0 + off())) for s in steps]
+    return resample(np, x, moved, sampling)
 
 
 @kernel("Resize", static=(1, 2, 3))

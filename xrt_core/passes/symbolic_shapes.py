@@ -198,9 +198,13 @@ class SymbolicShapes:
         return None if single is None else (single, single)
 
     def element_dims(self, v: Value) -> Shape | None:
-        """The elements of a small integer tensor in order, as dimensions are written; None where nothing is known."""
-        found = self._known.get(v)
-        return None if found is None else tuple(None if e is None else e.dim for e in found.reshape(-1))
+        """The elements of a small tensor in order that are sizes, in integers or floats, as dimensions are written; None
+        where nothing is known."""
+        found = self._known.get(v, self._ratios.get(v))
+        if found is None:
+            return None
+        whole = [e.above if isinstance(e, Ratio) and e.below == 1 else e for e in found.reshape(-1)]
+        return tuple(e.dim if isinstance(e, Expr) else None for e in whole)
 
     def number(self, v: Value | None) -> Expr | None:
         """The element of an integer tensor of one; None where nothing is known of it."""
@@ -1094,17 +1098,16 @@ def _parameter_at(p: Parameter, sizes: Mapping[str, int]) -> Parameter:
 
 
 def is_shape_arithmetic(node: Node) -> bool:
-    """Whether a node computes on shapes: integers of no more elements than a shape has."""
+    """Whether a node computes on shapes: integers of no more elements than a shape has, or such floats made of such."""
     if traits_of(node).shape_query:
         return True
-    for v in node.outputs:
-        t = None if v is None else v.type
-        if v is not None and not (
-            isinstance(t, TensorType)
-            and t.dtype is not None
-            and t.dtype.kind in "iub"
-            and t.is_static
-            and math.prod(t.shape) <= _MOST  # type: ignore[arg-type]
-        ):
-            return False
-    return True
+    results = [v for v in node.outputs if v is not None]
+    return all(_is_small(v, "iub") for v in results) or (
+        not node.subgraphs and all(_is_small(v, "iubf") for v in (*results, *(v for v in node.inputs if v is not None)))
+    )
+
+
+def _is_small(v: Value, kinds: str) -> bool:
+    t = v.type
+    known = isinstance(t, TensorType) and t.dtype is not None and t.dtype.kind in kinds and t.is_static
+    return known and math.prod(t.shape) <= _MOST  # type: ignore[union-attr, arg-type]

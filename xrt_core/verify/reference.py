@@ -19,6 +19,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import draws_random, is_discontinuous, is_exact, traits_of
 from xrt_core.ir.types import TensorType, float_like
 from xrt_core.kernels.namespace import narrow
+from xrt_core.kernels.resize import interpolated_elsewhere
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.control_flow import control_step
 from xrt_core.runtime.plan import Plan
@@ -124,8 +125,9 @@ def run_rounded(
     Arithmetic: exploiting randomness in floating-point arithmetic").
 
     What that makes of a result is what another order of the same operations may make of it, also where the inputs are
-    whole numbers or constant rows. What jumps (`is_discontinuous`), and what draws random numbers, is computed from
-    what was not moved. Takes the time of one run more. Raises XRTError if the host fails.
+    whole numbers or constant rows. What interpolates (Resize) does so at places that are off by rounding steps of
+    float32, in which libraries compute them. What jumps (`is_discontinuous`), and what draws random numbers, is
+    computed from what was not moved. Takes the time of one run more. Raises XRTError if the host fails.
     """
     body = function.body
     last = _last_uses(body)
@@ -135,7 +137,8 @@ def run_rounded(
         exact = _values_of(node, plain)
         stays = is_discontinuous(node) or draws_random(node)
         for values in moved:
-            results = exact if stays else _values_of(node, values)
+            results = exact if stays else _interpolated_elsewhere(node, values, rng, steps)
+            results = _values_of(node, values) if results is None else results
             if not stays and not is_exact(node):
                 results = [_off(r, rng, steps) for r in results]
             values.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
@@ -151,6 +154,18 @@ def _values_of(node: Node, values: Mapping[Value, Any]) -> Sequence[Any]:
         return _run_control(node, lambda v: v.data if v.data is not None else values[v])
     given = [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
     return [np.asarray(r) for r in run_node(node, given)]
+
+
+def _interpolated_elsewhere(
+    node: Node, values: Mapping[Value, Any], rng: np.random.Generator, steps: float
+) -> Sequence[Any] | None:
+    if node.op_type not in ("Resize", "Upsample") or node.domain:
+        return None
+    x, *rest = (None if v is None else v.data if v.data is not None else values[v] for v in node.inputs)
+    assert x is not None
+    step = steps * float(np.finfo(np.float32).eps)
+    moved = interpolated_elsewhere(node, x, rest, lambda: step * float(rng.choice((-1.0, 1.0))))
+    return None if moved is None else [moved]
 
 
 def _off(x: Any, rng: np.random.Generator, steps: float) -> Any:

@@ -71,6 +71,14 @@ def test_the_estimate_by_hand() -> None:
     assert told(Costs(NOTHING, NOTHING, 0, 1.0), 0)[1] == 2.0  # of the product alone h crosses
 
 
+def test_a_lookup_reads_what_it_returns() -> None:
+    """A column of a large table takes the host no pass over the table."""
+    x, y = Value("x", TensorType(F32, (3000, 100))), Value("y", TensorType(F32, (3000,)))
+    column = Value.constant(np.array(7), "column")
+    g = graph_of([x], [y], [node("Gather", [x, column], [y], axis=1)])
+    assert estimate(g, Costs(Rates(0, 1.0, math.inf), NOTHING, 0, 0), [0])[0] == 3 * (12_000 + 12_000)
+
+
 @examples(150)
 @given(recipes(max_nodes=16), st.data())
 def test_all_clusters_are_estimated_as_one_by_one(recipe: Recipe, data: st.DataObject) -> None:

@@ -20,7 +20,7 @@ engine saves -2, 5, 16, 20 and 48 % over another (`benchmarks/README.md`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -215,10 +215,26 @@ class Estimator:
         """Per node the seconds on the host."""
         found = self._seconds.get(rates)
         if found is None:
-            passes, size, work = self._work
-            found = passes * rates.call + np.maximum(passes * size / rates.bandwidth, work / rates.flops)
-            self._seconds[rates] = found
+            found = self._seconds[rates] = _seconds(self._work, rates)
         return found
+
+
+_SMALL: Final = 0.05
+
+
+def is_small_part(graph: Graph, nodes: Collection[int]) -> bool:
+    """Whether the host, on a CPU, is estimated to take no longer for some nodes than a launch takes, or than `_SMALL`
+    of the time for the whole graph."""
+    work = _work(graph, _Sizes())
+    seconds = _seconds(work, CPU.host)
+    return bool(seconds[list(nodes)].sum() <= max(CPU.launch, _SMALL * seconds.sum()))
+
+
+def _seconds(work: np.ndarray, rates: Rates) -> np.ndarray:
+    """Per node the seconds on the host. work: as of `_work`."""
+    passes, size, flops_of = work
+    found: np.ndarray = passes * rates.call + np.maximum(passes * size / rates.bandwidth, flops_of / rates.flops)
+    return found
 
 
 class _Sizes(dict["Value | None", int]):
@@ -258,6 +274,8 @@ def _work(graph: Graph, sizes: _Sizes) -> np.ndarray:
         if own is None:
             traits = traits_of(n)
             size = 0 if traits.view or traits.shape_query else sum(sizes.of[k] for k in kinds if k >= 0)
+            if op in _PICKING and not n.domain:  # of its first input it reads no more than it returns
+                size -= max(sizes.of[kinds[0]] - sizes.of[kinds[-1]], 0)
             own = known[key] = passes_of(n), size, flops(n)
         found.append(own)
     return np.array(found, np.float64).reshape(-1, 3).T.copy()
@@ -277,6 +295,7 @@ _PASSES: Final[Mapping[str, int]] = MappingProxyType({
 })  # fmt: skip
 
 
+_PICKING: Final = frozenset(("Gather", "GatherElements", "GatherND"))
 _CONTROL_PASSES: Final = 10
 _TURNS: Final = 16  # assumed of a loop; few are shorter, and a wrong guess costs a launch
 
