@@ -261,10 +261,10 @@ class Pipeline:
         self.services.events.emit("placement.given_up", level=logging.WARNING, node=node, device=device, reason=reason)
 
     def _require_as_many(self, optimised: Optimised, partitioned: Partitioned) -> None:
-        """Raise NotSymbolic if nodes are on the host for their shapes alone: an engine takes them with those of the first
-        call. Nodes that compute on shapes do not count, nor small ones that are not worth a launch, nor those that read
-        by indices which the host must check, nor those whose shapes only a call tells, with what follows them; nor all
-        of them where the host takes next to no time for them."""
+        """Raise NotSymbolic if nodes are on the host for their shapes alone: an engine takes them with those of the
+        first call. Nodes that compute on shapes do not count, nor small ones that are not worth a launch, nor those
+        that read by indices which the host must check, nor those whose shapes only a call tells, with what follows
+        them; nor all of them where the host takes next to no time for them."""
         assert optimised.symbolic is not None
         passed = (is_launch, is_converter, is_shape_arithmetic, is_late, depends_on_data, has_symbolic_index)
         left = {n.outputs for n in partitioned.graph.nodes if not any(p(n) for p in passed)}

@@ -31,9 +31,7 @@ class StackedLoop(Struct, frozen=True):
     stacks: Mapping[Value, Value]
 
 
-def stacked(
-    node: Node, types: Sequence[ValueType | None], length: Dim, empty: Collection[Value]
-) -> StackedLoop | None:
+def stacked(node: Node, types: Sequence[ValueType | None], length: Dim, empty: Collection[Value]) -> StackedLoop | None:
     """A Loop without the lists that each turn appends to; None where it has none. types: of its outputs. length: the
     number of its turns. empty: values that are lists without elements."""
     body = node.attributes["body"]

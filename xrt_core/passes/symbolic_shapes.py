@@ -198,8 +198,8 @@ class SymbolicShapes:
         return None if single is None else (single, single)
 
     def element_dims(self, v: Value) -> Shape | None:
-        """The elements of a small tensor in order that are sizes, in integers or floats, as dimensions are written; None
-        where nothing is known."""
+        """The elements of a small tensor in order that are sizes, in integers or floats, as dimensions are written;
+        None where nothing is known."""
         found = self._known.get(v, self._ratios.get(v))
         if found is None:
             return None
