@@ -525,6 +525,7 @@ ELSEWHERE: Final = {
     "xrt_core/training/rules/sequence.py": "operators on sequences that have gradients",
     "xrt_core/testing/fuzz.py": "exponentials, whose overflow the fuzzer does not compare",
     "xrt_core/training/rules/constant.py": "operators that vary and that training takes as constant",
+    "xrt_core/verify/reference.py": "operators that interpolate between pixels",
     "xrt_core/verify/checker.py": "the policy of tolerances: operators that libraries round at the scale of 1",
     "plugins/xrt-contrib/src/xrt_contrib/activation.py": "the activations that it lowers",
     "plugins/xrt-openvino/src/xrt_openvino/deviations.py": "what the library computes as ONNX says",

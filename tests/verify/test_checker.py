@@ -281,6 +281,33 @@ def test_places_between_pixels_are_rounded(mode: str) -> None:
     assert not checker.check(engine(1e-3), {}).is_right
 
 
+@pytest.mark.parametrize("op", ["InstanceNormalization", "GroupNormalization", "LayerNormalization"])
+def test_means_of_equal_elements_may_be_summed_in_turn(op: str) -> None:
+    """They are rounded the same way again and again, and what is normalised is a few of the resulting steps over a
+    tiny deviation; a mean that is off by a thousandth is wrong."""
+    count = 4096
+    shape = (1, 4, count)
+    x, h, y = (value(n, shape, F32) for n in "xhy")
+    length = count if op == "LayerNormalization" else 4
+    scale, bias = (Value.constant(np.full(length, c, F32)) for c in (1.5, 0.25))
+    attributes = {"num_groups": 4} if op == "GroupNormalization" else {}
+    f = function([x], [node(op, [x, scale, bias], [h], **attributes), node("Sinh", [h], [y])], y)
+    row = np.repeat(np.array([[0.3], [0.7], [1.1], [5.3]], F32), count, axis=1)[None]
+
+    def engine(off: float) -> Call:
+        def call(a: np.ndarray) -> Any:
+            mean = np.cumsum(a, axis=2, dtype=F32)[:, :, -1:] / F32(count) * F32(1 + off)
+            centred = a - mean
+            var = (centred * centred).mean(axis=2, keepdims=True)
+            return (np.sinh(centred / np.sqrt(var + F32(1e-5)) * F32(1.5) + F32(0.25)),)
+
+        return Call(call)
+
+    checker = ResultChecker(f, [row])
+    assert checker.check(engine(0.0), {}).is_right
+    assert not checker.check(engine(1e-3), {}).is_right
+
+
 def test_ties_after_arithmetic_are_right() -> None:
     """ArgMax over sums that are equal but for rounding may take another of them; ArgMax of the inputs may not."""
     rng = np.random.default_rng(0)

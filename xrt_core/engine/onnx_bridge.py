@@ -35,6 +35,7 @@ __all__ = [
     "aligned",
     "as_onnx_text",
     "frozen",
+    "has_whole_sizes",
     "in_place",
     "is_large",
     "is_symbolic",
@@ -251,6 +252,22 @@ def _each(attribute: Any) -> tuple[Any, ...]:
 def is_symbolic(node: Node) -> bool:
     """Whether a dimension of an input or output differs between calls (`Engine.dynamic_dims`)."""
     return any(isinstance(d, str) for v in (*node.inputs, *node.outputs) if v is not None for d in v.shape or ())
+
+
+def has_whole_sizes(node: Node) -> bool:
+    """Whether the known scales of a Resize (from version 11 on) make whole sizes: libraries differ in what they take
+    for the last pixel where a size is rounded."""
+    x, scales = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    if x is None or x.shape is None or scales is None or scales.data is None:
+        return False
+    axes: Any = node.attributes.get("axes") or range(len(x.shape))
+    if scales.data.size != len(axes):
+        return False
+    for axis, scale in zip(axes, scales.data.reshape(-1).tolist(), strict=True):
+        size = x.shape[axis]
+        if scale != int(scale) and not (isinstance(size, int) and (size * scale).is_integer()):
+            return False
+    return True
 
 
 def why_unfit(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from xrt_core.ir.graph import Node
 from xrt_core.ir.types import ONNX_TO_DTYPE
 from xrt_core.kernels.movement import check_shape
 from xrt_core.kernels.namespace import result, widen
@@ -57,6 +59,30 @@ def batch_normalization(ctx: OpContext, x: Any, scale: Any, bias: Any, mean: Any
     running_var = w_var * momentum + batch_var * (1 - momentum)
     statistics = ((running_mean, mean), (running_var, var), (batch_mean, mean), (batch_var, var))
     return y, *(result(xp, s, p.dtype).reshape(p.shape) for s, p in statistics[: 2 if ctx.version >= 14 else 4])
+
+
+def moved_by_mean(node: Node, x: Any, scale: Any, off: Callable[[int, tuple[int, ...]], np.ndarray]) -> Any:
+    """How far the result of a normalisation by its own moments moves where the means are off; None for other operators.
+
+    off: (how many elements a mean is of, shape of the means) -> the shares by which they are off.
+    """
+    ctx, wide = OpContext(node, np), widen(x)
+    op, factor, epsilon = node.op_type, np.float32(1.0), ctx.attr("epsilon", _EPSILON)
+    if op == "InstanceNormalization":
+        axes, factor = tuple(range(2, x.ndim)), _per_channel(np, scale, x.ndim)
+    elif op == "LayerNormalization":
+        axes, factor = tuple(range(ctx.attr("axis", -1) % x.ndim, x.ndim)), widen(scale)
+    elif op == "GroupNormalization":
+        groups = ctx.attr("num_groups")
+        wide, axes = wide.reshape(x.shape[0], groups, x.shape[1] // groups, -1), (2, 3)
+        factor = widen(scale).reshape((groups, 1, 1) if ctx.version < 21 else (groups, -1, 1))
+    elif op == "MeanVarianceNormalization":
+        axes, epsilon = tuple(ctx.attr("axes", (0, 2, 3))), 1e-18
+    else:
+        return None
+    mean, _, var = _moments(np, wide, axes)
+    moved = mean * off(wide.size // max(mean.size, 1), mean.shape) / np.sqrt(var + epsilon) * factor
+    return np.broadcast_to(moved, wide.shape).reshape(x.shape)
 
 
 @kernel("InstanceNormalization")

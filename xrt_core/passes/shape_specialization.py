@@ -298,7 +298,7 @@ class _Specialiser:
         limit = None if self.symbolic is None else self.symbolic.number(loop.inputs[0])
         if self.symbolic is None or limit is None or limit.constant is not None or not runs_to_limit(loop, body):
             return trip_count(loop, body)
-        return limit.dim if self.symbolic.holds(limit) else 0
+        return limit.dim if self.symbolic.holds(limit) else None
 
     def typed_scan(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
         scans = node.attributes["num_scan_inputs"]

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.engine.onnx_bridge import has_whole_sizes
 from xrt_core.engine.onnx_versions import as_older
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.op_traits import draws_random, traits_of
@@ -151,8 +152,9 @@ def _resize(node: Node) -> str | None:
             return f"openvino's Resize has other weights with {name}"
     if a.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return "openvino ignores keep_aspect_ratio_policy of Resize"
-    if a.get("coordinate_transformation_mode") == "align_corners" and _given(node, 3) is None:
-        return "openvino's Resize by scales gives other values with align_corners"
+    corners = a.get("coordinate_transformation_mode") == "align_corners"
+    if corners and _given(node, 3) is None and not has_whole_sizes(node):
+        return "openvino's Resize by scales gives other values with align_corners where a size is rounded"
     return None
 
 
