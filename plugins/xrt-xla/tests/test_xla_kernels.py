@@ -207,6 +207,10 @@ TRANSPOSED = [
     ((1, 256, 4, 3), (256, 2, 3, 2), {"strides": (2, 3), "pads": (1, 0, 0, 1), "output_padding": (1, 2)}),
     ((1, 2, 4, 4, 3), (2, 3, 3, 3, 3), {"pads": (1, 1, 0, 0, 1, 2)}),
     ((2, 64, 9, 8), (64, 65, 3, 3), {"pads": (1, 0, 2, 1)}),
+    ((1, 3, 3, 4, 2), (3, 2, 3, 3, 3), {"strides": (2, 2, 2), "pads": (1,) * 6, "output_padding": (1, 1, 1)}),
+    ((2, 3, 3, 2, 3), (3, 4, 2, 3, 2), {"strides": (2, 3, 2), "pads": (1, 0, 0, 0, 1, 1), "output_padding": (1, 0, 0)}),
+    ((2, 3, 5, 4), (3, 4, 2, 3), {"strides": (2, 3)}),
+    ((2, 3, 5), (3, 4, 4), {"strides": (4,), "pads": (3, 1), "output_padding": (2,)}),
 ]
 
 
@@ -243,10 +247,16 @@ def test_conv_transpose(
         ((2, 64, 32, 16), (64, 65, 3, 3), {"pads": (1, 0, 2, 1)}, "winograd"),
         ((2, 64, 32, 15), (64, 65, 3, 3), {"pads": (1, 0, 2, 1)}, "spread"),
         ((2, 64, 32, 16), (64, 65, 3, 3), {"strides": (2, 1)}, "spread"),
+        ((1, 64, 32, 16), (64, 65, 2, 2), {"strides": (2, 2)}, "blocks"),
+        ((1, 64, 320, 160), (64, 65, 2, 2), {"strides": (2, 2)}, "spread"),
+        ((1, 16, 64, 64, 64), (16, 16, 2, 2, 2), {"strides": (2, 2, 2)}, "blocks"),
+        ((1, 16, 8, 8, 8), (16, 16, 3, 3, 3), {"strides": (2, 2, 2)}, "phases"),
+        ((1, 16, 8, 8, 8), (16, 16, 3, 3, 3), {"strides": (2, 2, 2), "dilations": (2, 2, 2)}, "spread"),
     ],
 )
 def test_the_form_of_conv_transpose(x: Any, w: Any, attrs: dict[str, Any], form: str) -> None:
-    """Phases with groups, however many; scattering for few taps, with which the program grows."""
+    """Phases with groups, however many, and for volumes; blocks where no two taps meet; scattering for few taps, with
+    which the program grows."""
     values = [Value(n, TensorType(np.dtype(np.float32), s)) for n, s in (("x", x), ("w", w))]
     node = Node("ConvTranspose", values, [Value("y")], attrs, version=22)
     assert transposed_form(node, "cpu") == form
