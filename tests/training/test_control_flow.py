@@ -151,8 +151,8 @@ def test_a_model_with_a_scan_is_trained() -> None:
 
 
 def recurrent_file(kind: str) -> onnx.ModelProto:
-    """h = tanh(x w + h r) over the rows of xs, then h o: as a Scan or a Loop whose body declares no shapes, or written
-    out for three rows."""
+    """h = tanh(x w + h r) over the rows of xs, then h o: as a Scan or a Loop whose body declares no shapes, as a Loop
+    that appends every h to a list, or written out for three rows."""
     rng = np.random.default_rng(0)
     shapes = {"w": (3, 8), "r": (8, 8), "o": (8, 1)}
     data = [numpy_helper.from_array((rng.standard_normal(s) * 0.4).astype(np.float32), n) for n, s in shapes.items()]
@@ -170,12 +170,24 @@ def recurrent_file(kind: str) -> onnx.ModelProto:
     if kind == "Scan":
         body = helper.make_graph(cell("x", "h", "n"), "body", [info("h"), info("x")], [info("n")])
         nodes = [node("Scan", ["h0", "xs"], ["last"], body=body, num_scan_inputs=1)]
-    elif kind == "Loop":
+    elif kind in ("Loop", "List"):
         inner = [node("Gather", ["xs", "i"], ["x"]), *cell("x", "h", "n"), node("Identity", ["go"], ["on"])]
-        counter = [info("i", [], 7), info("go", [], 9), info("h")]
-        body = helper.make_graph(inner, "body", counter, [info("on", None, 9), info("n")])
+        counter, results = [info("i", [], 7), info("go", [], 9), info("h")], [info("on", None, 9), info("n")]
         data.append(numpy_helper.from_array(np.array(3, np.int64), "turns"))
+        if kind == "List":
+            inner.append(node("SequenceInsert", ["l", "n"], ["l2"]))
+            counter.append(helper.make_tensor_sequence_value_info("l", 1, None))
+            results.append(helper.make_tensor_sequence_value_info("l2", 1, None))
+        body = helper.make_graph(inner, "body", counter, results)
         nodes = [node("Loop", ["turns", "", "h0"], ["last"], body=body)]
+        if kind == "List":
+            data.append(numpy_helper.from_array(np.array(2, np.int64), "second"))
+            nodes = [
+                node("SequenceEmpty", [], ["none"]),
+                node("Loop", ["turns", "", "h0", "none"], ["", "all"], body=body),
+                node("ConcatFromSequence", ["all"], ["stacked"], axis=1, new_axis=1),
+                node("Gather", ["stacked", "second"], ["last"], axis=1),
+            ]
     else:
         nodes, before = [], "h0"
         for t, after in enumerate(("h1", "h2", "last")):
@@ -191,7 +203,10 @@ def recurrent_file(kind: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(
     ("kind", "engine"),
-    [("Scan", "host"), ("Loop", "host"), ("Loop", "xla"), pytest.param("Scan", "xla", marks=pytest.mark.nightly)],
+    [
+        *(("Scan", "host"), ("Loop", "host"), ("List", "host"), ("Loop", "xla"), ("List", "xla")),
+        pytest.param("Scan", "xla", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_file_with_a_body_is_trained(kind: str, engine: str, caplog: pytest.LogCaptureFixture) -> None:
     """Weights that the body of a Scan or Loop captures learn as in the file without it; nothing is warned of."""
