@@ -30,7 +30,7 @@ from xrt_core.guard import background, composite, worker_pool
 from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.composite import CompositeBuilder, lighter_sizes
 from xrt_core.ir.graph import Support
-from xrt_core.passes.symbolic_shapes import function_at
+from xrt_core.passes.sized_graphs import function_at
 from xrt_core.plugins import plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE
 from xrt_core.verify import autotune, evaluate

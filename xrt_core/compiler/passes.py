@@ -43,7 +43,8 @@ from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
 from xrt_core.passes.shape_specialization import SplitLate, specialise
 from xrt_core.passes.sharding import ShardingReport, automatic, by_batch, shard_graph, without_boxing
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
-from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at
+from xrt_core.passes.sized_graphs import graph_at
+from xrt_core.passes.symbolic_shapes import SymbolicShapes
 
 
 @dataclass

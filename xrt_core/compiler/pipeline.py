@@ -36,14 +36,8 @@ from xrt_core.passes.partitioning.cost_model import flops, is_small_part
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, is_late, shape_inputs
-from xrt_core.passes.symbolic_shapes import (
-    SymbolicShapes,
-    agreement,
-    dimension_guards,
-    function_at,
-    graph_at,
-    is_shape_arithmetic,
-)
+from xrt_core.passes.sized_graphs import agreement, dimension_guards, function_at, graph_at, is_shape_arithmetic
+from xrt_core.passes.symbolic_shapes import SymbolicShapes
 from xrt_core.runtime.arrays import has_converter
 from xrt_core.runtime.input_checks import has_symbolic_index
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan

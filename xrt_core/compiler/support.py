@@ -20,7 +20,7 @@ from xrt_core.ir.types import STRING, Dim, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, devices_of
 from xrt_core.passes.shape_specialization import is_late
-from xrt_core.passes.symbolic_shapes import node_at
+from xrt_core.passes.sized_graphs import node_at
 from xrt_core.runtime.input_checks import has_symbolic_index, is_within
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.passes.partitioning.cost_model import flops
-from xrt_core.passes.symbolic_shapes import function_at
+from xrt_core.passes.sized_graphs import function_at
 from xrt_core.runtime.arrays import Range
 from xrt_core.runtime.binding import taken_at
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan

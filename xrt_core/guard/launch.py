@@ -31,7 +31,7 @@ from xrt_core.guard.worker_pool import WorkerFailure
 from xrt_core.host.blas_threads import fewer_blas_threads, fewer_on_busy_machine
 from xrt_core.ir.symbols import Declared
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
-from xrt_core.passes.symbolic_shapes import function_at
+from xrt_core.passes.sized_graphs import function_at
 from xrt_core.runtime.arrays import Range, to_numpy
 from xrt_core.runtime.input_checks import input_checks, is_finite
 from xrt_core.runtime.launch import FORKED, FailurePolicy, Launch, WrongResults, engine_failure
