@@ -19,6 +19,7 @@ from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler
 from xrt_core.errors import CompileError, ModelLoadError
 from xrt_core.frontends import onnx_export
+from xrt_core.ir.function import Parameter
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.testing.functions import node
 from xrt_core.testing.host_engine import HostEngine
@@ -116,6 +117,18 @@ def test_large_weights_are_made_again(tmp_path: pathlib.Path, dtype: Any) -> Non
     assert (made.dtype, made.shape) == (weights.dtype, weights.shape)
     assert abs(float(made.astype(float).mean()) - 20) < 10
     np.testing.assert_array_equal(kept, small)
+
+
+def test_what_is_known_of_elements_stays(tmp_path: pathlib.Path) -> None:
+    """Sizes that the function gets as numbers are made up as what they are, beside weights that are made again."""
+    x, shape, y = value("x", (4, 1)), value("shape", (2,), np.int64), value("y", (4, 512))
+    wide, weight = value("wide", (4, 512)), Value.constant(np.ones(512, np.float32))
+    nodes = [node("Expand", [x, shape], [wide]), node("Add", [wide, weight], [y])]
+    plain = Function.from_graph(Graph([x, shape], [y], nodes, opsets={"": 21}, name="f"))
+    params = [plain.params[0], Parameter("shape", np.dtype(np.int64), (2,), (4, 512))]
+    function = Function("f", params, plain.returns, plain.body)
+    write_bundle(bundle(function, inputs=None), tmp_path / "b.xrtbundle", large=512)
+    assert read_bundle(tmp_path / "b.xrtbundle").function.params == function.params
 
 
 def test_what_is_no_bundle(tmp_path: pathlib.Path) -> None:

@@ -484,7 +484,8 @@ class GuardManager:
             return None
         compilation = self.capabilities.all_engines
         known = engine_and_device(record.engine)[0] in compilation.engines
-        name = record.engine if known else next(iter(compilation.engines))
+        blamed = (n for n in compilation.engines if failure.message.startswith(f"{n}: "))
+        name = record.engine if known else next(blamed, next(iter(compilation.engines)))
         engine, device = compilation.on(name)
         stage: Stage = "compile" if failure.stage == "compile" else "wrong"
         error = f"{failure.kind}: {failure.message}"

@@ -234,7 +234,9 @@ def _without_large(function: Function, large: int) -> tuple[Function, list[dict[
     new = {v: Value(f"weight{k}", TensorType(v.data.dtype, v.data.shape)) for k, v in enumerate(chosen)}  # type: ignore[union-attr]
     graph = body.replace(inputs=[*body.inputs, *new.values()], nodes=[substitute(n, new) for n in body.nodes])
     rows = [_statistics(v.data, k) for k, v in enumerate(chosen) if v.data is not None]
-    return Function.from_graph(graph, name=function.name, aliases=function.aliases), rows
+    made = Function.from_graph(graph, name=function.name, aliases=function.aliases)
+    params = (*function.params, *made.params[len(function.params) :])  # which say what is known of their elements
+    return Function(made.name, params, made.returns, made.body, made.aliases), rows
 
 
 def _statistics(array: np.ndarray, seed: int) -> dict[str, Any]:
