@@ -88,6 +88,7 @@ _FIRST = helper.make_tensor("first", TensorProto.INT64, [], [0])
     ("step", "more"),
     [
         pytest.param([append("xi")], {"start": "SequenceConstruct", "before": ["x"]}, id="it does not start empty"),
+        pytest.param([append("x")], {}, id="of what the body does not make"),
         pytest.param(
             [make("Constant", [], ["p"], value=_FIRST), make("SequenceInsert", ["l", "xi", "p"], ["l2"])], {},
             id="at the front",
@@ -122,8 +123,10 @@ def test_lists_that_stay(step: Sequence[Any], more: dict[str, Any]) -> None:
     assert [n.op_type for n in made.nodes][-2:] == ["Loop", "SequenceLength"]
 
 
-def test_a_list_beside_other_states() -> None:
-    """States keep their order, and so do scan outputs; lists that stay are states."""
+@pytest.mark.parametrize("wanted", [4, 3, 2, 1])
+def test_a_list_beside_other_states(wanted: int) -> None:
+    """States keep their order, and so do scan outputs; lists that stay are states. wanted: how many of the Loop's
+    outputs are not left out at its end."""
     value, floats = helper.make_tensor_value_info, TensorProto.FLOAT
     nodes = [
         make("Gather", ["x", "i"], ["xi"]),
@@ -143,12 +146,13 @@ def test_a_list_beside_other_states() -> None:
     body = helper.make_graph(nodes, "body", ports, ends)
     b.nodes += [
         make("SequenceEmpty", [], ["e"]),
-        make("Loop", [n, "", "e", zeros, "e", "e"], ["L", "S", "K", "M"], body=body),
+        make("Loop", [n, "", "e", zeros, "e", "e"], ["L", "S", "K", "M"][:wanted], body=body),
         make("ConcatFromSequence", ["L"], ["l_"], axis=1, new_axis=1),
-        make("ConcatFromSequence", ["K"], ["k_"], axis=0),
-        make("ConcatFromSequence", ["M"], ["m_"], axis=-1),
+        *([make("ConcatFromSequence", ["K"], ["k_"], axis=0)] if wanted > 2 else []),
+        *([make("ConcatFromSequence", ["M"], ["m_"], axis=-1)] if wanted > 3 else []),
     ]
-    made = specialised(import_model(b.model([("x", floats, [3, 2, 4])], ["l_", "S", "k_", "m_"])))
+    made = specialised(import_model(b.model([("x", floats, [3, 2, 4])], ["l_", "S", "k_", "m_"][:wanted])))
     (found,) = (n for n in made.nodes if n.op_type == "Loop")
-    assert (len(found.inputs), len(found.subgraphs[0].outputs)) == (4, 6)
-    assert [n.op_type for n in made.nodes if "Sequence" in n.op_type] == ["SequenceEmpty", "ConcatFromSequence"]
+    assert (len(found.inputs), len(found.subgraphs[0].outputs)) == ((4, 6) if wanted > 3 else (5, 6))
+    kept = [n.op_type for n in made.nodes if "Sequence" in n.op_type]
+    assert kept == ["SequenceEmpty", *(["ConcatFromSequence"] if wanted > 2 else [])]

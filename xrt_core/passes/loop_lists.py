@@ -38,6 +38,8 @@ def stacked(node: Node, types: Sequence[ValueType | None], length: Dim, empty: C
     assert isinstance(body, Graph)
     if length is None or length == 0:
         return None
+    missing = [None] * (len(body.outputs) - 1 - len(node.outputs))  # a Loop may leave out its last outputs
+    outer, types = [*node.outputs, *missing], [*types, *missing]
     appended = {
         i: element
         for i, v in enumerate(node.inputs[2:])
@@ -57,16 +59,13 @@ def stacked(node: Node, types: Sequence[ValueType | None], length: Dim, empty: C
         outputs=[again, *(results[i] for i in kept), *scans, *appended.values()],
     )
     stacks: dict[Value, Value] = {}
-    outputs, found = [node.outputs[i] for i in kept], [types[i] for i in kept]
-    outputs += node.outputs[states:]
-    found += types[states:]
-    outputs += [None] * (len(kept) + len(scans) - len(outputs))  # a Loop may leave out its last ones
-    found += [None] * (len(outputs) - len(found))
+    outputs = [*(outer[i] for i in kept), *outer[states:]]
+    found = [*(types[i] for i in kept), *types[states:]]
     for i, element in appended.items():
         t = element.type
         assert isinstance(t, TensorType)
         assert t.shape is not None
-        before = node.outputs[i]
+        before = outer[i]
         name = node.name if before is None else before.name
         stack = Value(f"{name}/stacked", TensorType(t.dtype, (length, *t.shape)))
         outputs.append(stack)
@@ -82,10 +81,13 @@ def stacked(node: Node, types: Sequence[ValueType | None], length: Dim, empty: C
 def _appended(body: Graph, i: int) -> Value | None:
     """What each turn appends to the i-th state, which it does not read otherwise; None where that is not so."""
     state, result = body.inputs[2 + i], body.outputs[1 + i]
-    maker = next((n for n in body.nodes if result in n.outputs), None)
+    makers = {v: n for n in body.nodes for v in n.outputs if v is not None}
+    maker = makers.get(result)
     if maker is None or maker.domain or maker.op_type != "SequenceInsert" or any(maker.inputs[2:]):
         return None
     into, element = maker.inputs[:2]
+    if element not in makers:  # a body gives what it makes
+        return None
     uses = [v for n in body.nodes for v in n.uses()] + list(body.outputs)
     if into is not state or uses.count(state) != 1 or uses.count(result) != 1 or element is None:
         return None
