@@ -143,9 +143,9 @@ def run_rounded(
         exact = _values_of(node, plain)
         stays = is_discontinuous(node) or draws_random(node)
         for values in moved:
-            results = exact if stays else _interpolated_elsewhere(node, values, rng, steps)
-            results = _values_of(node, values) if results is None else results
+            results = exact if stays else _values_of(node, values)
             if not stays and not is_exact(node):
+                results = _interpolated_elsewhere(node, values, results, rng, steps)
                 results = _moved_by_mean(node, values, results, rng, steps)
                 results = [_off(r, rng, steps) for r in results]
             values.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
@@ -164,15 +164,15 @@ def _values_of(node: Node, values: Mapping[Value, Any]) -> Sequence[Any]:
 
 
 def _interpolated_elsewhere(
-    node: Node, values: Mapping[Value, Any], rng: np.random.Generator, steps: float
-) -> Sequence[Any] | None:
+    node: Node, values: Mapping[Value, Any], results: Sequence[Any], rng: np.random.Generator, steps: float
+) -> Sequence[Any]:
     if node.op_type not in ("Resize", "Upsample") or node.domain:
-        return None
+        return results
     x, *rest = (None if v is None else v.data if v.data is not None else values[v] for v in node.inputs)
     assert x is not None
     step = steps * float(np.finfo(np.float32).eps)
     moved = interpolated_elsewhere(node, x, rest, lambda: step * float(rng.choice((-1.0, 1.0))))
-    return None if moved is None else [moved]
+    return results if moved is None else [np.where(np.isfinite(moved), moved, results[0])]
 
 
 def _moved_by_mean(
@@ -191,7 +191,10 @@ def _moved_by_mean(
 
     with np.errstate(all="ignore"):
         moved = moved_by_mean(node, x, scale, off)
-        return results if moved is None else [(results[0] + moved).astype(results[0].dtype), *results[1:]]
+        if moved is None:
+            return results
+        moved = np.where(np.isfinite(moved), moved, 0)  # an infinity is no rounding
+        return [(results[0] + moved).astype(results[0].dtype), *results[1:]]
 
 
 def _off(x: Any, rng: np.random.Generator, steps: float) -> Any:
