@@ -280,6 +280,16 @@ def test_shapes_that_no_symbols_cover_are_told() -> None:
     assert told == ["4 symbolic plans did not cover the shapes that came"]
 
 
+@pytest.mark.parametrize("may_vary", [True, False])
+def test_many_shapes_before_engines_are_chosen(may_vary: bool) -> None:
+    """From the fifth on sizes vary, unless nothing here takes sizes that do; else each would be built by itself."""
+    x = Value("x", TensorType(np.dtype(np.float32), (None,)))
+    later = (lambda: 2) if may_vary else (lambda: None)
+    varying = VaryingShapes(Graph([x], (), (), opsets={}), None, lambda: None, wanted_again=later)
+    found = [varying.signature_for([(np.dtype(np.float32), (n,))]) for n in range(1, 7)]
+    assert [f is not None for f in found] == [*[False] * 4, *[may_vary] * 2]
+
+
 def test_a_fixed_shape_stays_exact() -> None:
     """A module that is called with one shape has the plan that it had before."""
     pytest.importorskip("onnxruntime")

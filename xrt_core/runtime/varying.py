@@ -18,6 +18,8 @@ _MOST: Final = 4
 """Symbolic signatures of one graph; what they do not cover is planned by exact shapes."""
 _SEEN: Final = 16
 """Signatures of which the sizes are kept."""
+_MANY: Final = 4
+"""Signatures from which on sizes vary, whether engines are chosen or not."""
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 Parts = Sequence[Any]
@@ -43,7 +45,8 @@ class VaryingShapes:
 
     declared: the shapes that the user declared, planned so from the first call on. wanted_after: how many exact
     signatures there should be before a symbolic one, None where no engine takes it, or none is chosen yet; asked at
-    each new signature. wanted_again: the same for a graph for which a symbolic plan was live in an earlier process.
+    each new signature. wanted_again: the same for a graph for which a symbolic plan was live in an earlier process, or
+    of which many signatures came before engines were chosen.
     varied_alone: dimensions are symbols that differed, and no others that the graph leaves open. on_end: called with
     the reason where it has proposed as many as it may.
     """
@@ -103,6 +106,8 @@ class VaryingShapes:
             return None  # libraries differ in what they make of empty tensors
         with self._lock:
             after = self._wanted_after()
+            if after is None and self._wanted_again is not None and len(self._note(parts)) > _MANY:
+                after = self._wanted_again()  # none is chosen yet, and each shape would be built by itself once one is
             after = 1 if at_once and after is not None else after
             found = self._declared(shapes) if self.declared is not None else self._seen_to_vary(parts, shapes, after)
             if found is None or after is None:
