@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+
+SIDES = ("library", "onnxruntime", "guarded", "default")
 
 
 def calls_of(model: onnx.ModelProto, ranges: Sequence[str], count: int) -> list[dict[str, np.ndarray]]:
@@ -88,13 +91,18 @@ def main() -> None:
     parser.add_argument("--range", action="append", default=[], dest="ranges")
     parser.add_argument("--calls", type=int, default=24)
     parser.add_argument("--passes", type=int, default=4)
-    parser.add_argument("--sides", default="library,onnxruntime,guarded,default")
+    parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--here", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    sides = args.sides.split(",")
+    if unknown := set(sides) - set(SIDES):
+        parser.error(f"--sides: {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
+    if wrong := [r for r in args.ranges if not re.fullmatch(r"\w+=\d+:\d+", r)]:
+        parser.error(f"--range {wrong[0]}: give a name and two sizes, such as h=140:260")
     if args.here:
         run(args.here, args.model, args.ranges, args.calls, args.passes)
         return
-    for side in args.sides.split(","):
+    for side in sides:
         subprocess.run([sys.executable, *sys.argv, "--here", side], check=True)
 
 

@@ -252,7 +252,7 @@ def test_a_function_comes_back_with_the_elements_that_are_known() -> None:
     assert export_function(back) == proto
     assert back.fingerprint == plain.fingerprint
 
-    for wrong in ('{"1": [2, 3]}', '{"2": [1]}', '{"0": [1, 1, 1]}', '{"1": [1, 2, {}]}', "[]"):
+    for wrong in ('{"1": [2, 3]}', '{"2": [1]}', '{"-1": [1, 2, 3]}', '{"0": [1, 1, 1]}', '{"1": [1, 2, {}]}', "[]"):
         proto.metadata_props[0].value = wrong
         with pytest.raises(ModelLoadError, match="elements"):
             import_function(proto)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from tests.verify.planted import deep
 from tests.verify.test_repro import Suspect
 from xrt_core import XRTModule
 from xrt_core.engine import engines
+from xrt_core.guard.record import FailureRecord
+from xrt_core.options import AUTO
 from xrt_core.testing.faults import Faulty, RaisesAtCompile, WrongNumbers
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.reference import run_host
@@ -35,6 +38,35 @@ def test_a_failure_leaves_a_bundle(engine: type, stage: str, own_cache: pathlib.
         assert replay(found, engine()).fails
     finally:
         engines.unregister(engine.name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "level", "engine"),
+    [
+        ("wrong numbers", "wrong_numbers: result 'y' is off", logging.WARNING, "wrong_numbers"),
+        ("raised", "raises_at_compile: it does not compile", logging.WARNING, "raises_at_compile"),
+        ("slower", "the host is faster", logging.INFO, None),
+    ],
+)
+def test_a_failure_of_one_of_several_engines(
+    kind: Any, message: str, level: int, engine: str | None, own_cache: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bundle is of the engine that failed; a host that is merely faster is no warning, and leaves no bundle."""
+    for each in (WrongNumbers, RaisesAtCompile):
+        engines.register(each)
+    try:
+        function, names = deep(6), [RaisesAtCompile.name, WrongNumbers.name]
+        with XRTModule(function.body, engine=names, guard=True, guard_sandbox=False) as module:
+            guard = module._pipeline.accelerated.services.guard  # type: ignore[union-attr]
+            assert guard is not None
+            record = guard.launch(function, AUTO, lambda: lambda arrays: arrays).record
+            with caplog.at_level(logging.INFO, "xrt"):
+                guard.record_failure(record, function, FailureRecord("examine", kind, message))
+        assert [r.levelno for r in caplog.records if message in r.getMessage()] == [level]
+        assert [read_bundle(p).engine for p in own_cache.rglob("*.xrtbundle")] == [engine] * (engine is not None)
+    finally:
+        for each in (WrongNumbers, RaisesAtCompile):
+            engines.unregister(each.name)
 
 
 @pytest.mark.usefixtures("own_cache")

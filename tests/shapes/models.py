@@ -130,7 +130,11 @@ def grown() -> bytes:
 
 
 def _body(nodes: Sequence[Any], ports: Sequence[tuple[str, int]], ends: Sequence[tuple[str, int]]) -> Any:
-    inputs, outputs = ([helper.make_tensor_value_info(n, t, None) for n, t in side] for side in (ports, ends))
+    """A body that declares no shapes but those of what counts its turns."""
+    inputs, outputs = (
+        [helper.make_tensor_value_info(n, t, None if t == TensorProto.FLOAT else []) for n, t in side]
+        for side in (ports, ends)
+    )
     return helper.make_graph(nodes, "body", inputs, outputs)
 
 

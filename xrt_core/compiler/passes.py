@@ -227,8 +227,7 @@ def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
         costs=lambda device: costs_for(is_host(device), context.host_on_device),
         prune=options.prune,
     )
-    known = () if context.symbolic is None else (context.symbolic.element_dims,)
-    outlined = outline(graph, clustering, *known)
+    outlined = outline(graph, clustering, None if context.symbolic is None else context.symbolic.element_dims)
     context.results.report = partial(report, graph.nodes, clustering, outlined)
     return outlined
 

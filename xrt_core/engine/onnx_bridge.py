@@ -263,9 +263,9 @@ def has_whole_sizes(node: Node) -> bool:
     axes: Any = node.attributes.get("axes") or range(len(x.shape))
     if scales.data.size != len(axes):
         return False
-    for axis, scale in zip(axes, scales.data.reshape(-1).tolist(), strict=True):
+    for axis, scale in zip(axes, map(float, scales.data.reshape(-1)), strict=True):
         size = x.shape[axis]
-        if scale != int(scale) and not (isinstance(size, int) and (size * scale).is_integer()):
+        if not scale.is_integer() and not (isinstance(size, int) and (size * scale).is_integer()):
             return False
     return True
 

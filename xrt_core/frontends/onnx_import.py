@@ -88,7 +88,7 @@ def _with_elements(params: list[Parameter], text: str | None) -> list[Parameter]
         return params
     found = decode(text.encode(), dict[int, Shape], f"metadata {ELEMENTS!r}", ModelLoadError)
     for i, elements in found.items():
-        p = params[i] if i < len(params) else None
+        p = params[i] if 0 <= i < len(params) else None
         if p is None or not p.is_static or math.prod(p.shape) != len(elements):
             raise ModelLoadError(f"metadata {ELEMENTS!r}: input {i} has not {len(elements)} elements")
         params[i] = Parameter(p.name, p.dtype, p.dims, elements)

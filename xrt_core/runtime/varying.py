@@ -19,7 +19,7 @@ _MOST: Final = 4
 _SEEN: Final = 16
 """Signatures of which the sizes are kept."""
 _MANY: Final = 4
-"""Signatures from which on sizes vary, whether engines are chosen or not."""
+"""Of more signatures than these that come before engines are chosen, sizes are taken to vary."""
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 Parts = Sequence[Any]

@@ -75,8 +75,7 @@ def synthesize_inputs(
 
     constraints: of its inputs, if the caller has them from `infer_constraints`. ranges: of params, whose floats, where
     they are free, are spread over them, both ends included, in place of `kind`. Known elements of a param are what they
-    are. Raises InputError for a param that is
-    no numeric tensor of static shape.
+    are. Raises InputError for a param that is no numeric tensor of static shape.
     """
     constraints = infer_constraints(function.body) if constraints is None else constraints
     made = []

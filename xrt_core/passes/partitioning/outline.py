@@ -18,14 +18,11 @@ from xrt_core.passes.partitioning.contraction import Reads, adjacency, ascending
 from xrt_core.passes.partitioning.support import HOST
 
 Elements = Callable[[Value], "Shape | None"]
-
-
-def _unknown(value: Value) -> None:
-    return None
+"""What is known of the elements of a value that holds sizes (`Parameter.elements`)."""
 
 
 @collector_paused()
-def outline(graph: Graph, clustering: Clustering, elements: Elements = _unknown) -> Graph:
+def outline(graph: Graph, clustering: Clustering, elements: Elements | None = None) -> Graph:
     """The graph with one `xrt.Launch` in place of each cluster; nodes and values outside are shared, not copied.
 
     A function's params are the values that it reads from outside, captures of its subgraphs included: graph inputs in
@@ -36,7 +33,7 @@ def outline(graph: Graph, clustering: Clustering, elements: Elements = _unknown)
     order in which they do: each node as early as its inputs, and the readers of what it overwrites, allow; ties in the
     order of the graph. Linear, except for the heap of that order and a search for each function with aliases.
 
-    elements: what is known of the elements of a value that holds sizes (`Parameter.elements`).
+    elements: tells what is known of a value's elements, which goes to the params.
 
     Raises GraphError for a value at a boundary that is not a tensor of known dtype and shape, and InternalError if
     `clustering` was made for another graph or its clusters form a cycle.
@@ -152,7 +149,7 @@ def _launch(
     parameters: dict[Value, Parameter],
     plain: Annotations,
     preserved: set[Value],
-    elements: Elements,
+    elements: Elements | None,
 ) -> Node:
     nodes = [graph.nodes[i] for i in cluster.nodes]
     made: dict[Value, None] = {}
@@ -176,7 +173,7 @@ def _launch(
         function = Function(name, [parameters[v] for v in entry], [parameters[v] for v in exit_], body, aliases)
     except KeyError:  # a value without a name or a known shape: `from_graph` names the former and rejects the latter
         function = Function.from_graph(body, name=name, aliases=aliases)
-    known = [elements(v) for v in entry]
+    known = [] if elements is None else [elements(v) for v in entry]
     if any(known):
         params = [Parameter(p.name, p.dtype, p.dims, e) for p, e in zip(function.params, known, strict=True)]
         function = Function(name, params, function.returns, body, aliases)
