@@ -46,7 +46,8 @@ def check(
         pytest.skip(f"{engine} is not here")
     names = [i.name for i in m.graph.input]
     if want is None:
-        want = ReferenceEvaluator(m).run(None, dict(zip(names, arrays, strict=True)))
+        with np.errstate(all="ignore"):  # its logistic function computes both branches, one of which may overflow
+            want = ReferenceEvaluator(m).run(None, dict(zip(names, arrays, strict=True)))
     module = XRTModule(m, engine=engine, guard=False, cache=False)
     for _ in range(2):
         got = module(*arrays)

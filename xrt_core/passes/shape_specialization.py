@@ -106,26 +106,8 @@ class _Specialiser:
 
     def node(self, node: Node) -> None:
         new = self.new
-        op = node.op_type
-        if op == "If" and not node.domain:
-            condition = node.inputs[0]
-            data = None if condition is None else new.get(condition, condition).data
-            if data is not None and data.size == 1:
-                branch = node.attributes["then_branch" if data.reshape(-1)[0] else "else_branch"]
-                assert isinstance(branch, Graph)
-                self.inline(node, branch, node.outputs)
-                return
-        elif op == "Identity" and not node.domain:
-            source, result = node.inputs[0], node.outputs[0]
-            if source is not None and result is not None:
-                new[result] = new.get(source, source)
-                return
-        elif op == "ConcatFromSequence" and not node.domain and node.inputs[0] is not None:
-            stack = self.stacks.get(new.get(node.inputs[0], node.inputs[0]))
-            joined = None if stack is None else concatenated(node, stack)
-            if joined is not None:
-                self.nodes(joined)
-                return
+        if self.is_replaced(node):
+            return
         node = substitute(node, new)
         if self.inherited is not None:
             node = node.replace(name=f"{self.prefix}{node.name}", annotations=self.inherited)
@@ -141,7 +123,7 @@ class _Specialiser:
             return
         node, types = self.typed(node)
         stacks: Mapping[Value, Value] = {}
-        if op == "Loop" and not node.domain:
+        if node.op_type == "Loop" and not node.domain:
             made = stacked(node, types, self.turns(node), self.empty)
             if made is not None:
                 node, types, stacks = made.node, made.types, made.stacks
@@ -162,7 +144,35 @@ class _Specialiser:
                         new[v] = constant_like(v, data)
                 self.as_lists(stacks)
                 return
-        changed = False
+        self.keep(node, types)
+        self.as_lists(stacks)
+
+    def is_replaced(self, node: Node) -> bool:
+        """Replace an If by the branch that is taken, an Identity by its input, and what joins the list of a Loop's
+        results by what does so with these. Returns whether it was replaced."""
+        new, op, source = self.new, node.op_type, node.inputs[0] if node.inputs else None
+        if node.domain or source is None:
+            return False
+        source, result = new.get(source, source), node.outputs[0]
+        if op == "If":
+            if source.data is None or source.data.size != 1:
+                return False
+            branch = node.attributes["then_branch" if source.data.reshape(-1)[0] else "else_branch"]
+            assert isinstance(branch, Graph)
+            self.inline(node, branch, node.outputs)
+            return True
+        if op == "Identity":
+            if result is not None:
+                new[result] = source
+            return result is not None
+        stack = self.stacks.get(source) if op == "ConcatFromSequence" else None
+        joined = None if stack is None else concatenated(node, stack)
+        self.nodes(joined or ())
+        return joined is not None
+
+    def keep(self, node: Node, types: Sequence[ValueType | None]) -> None:
+        """Keep a node, whose outputs have these types."""
+        new, changed = self.new, False
         outputs = []
         for v, inferred in zip(node.outputs, types, strict=True):
             if v is not None:
@@ -179,9 +189,8 @@ class _Specialiser:
             new[node.outputs[0]] = constant_like(node.outputs[0], elements)
             return
         self.made.append(typed)
-        if op == "SequenceEmpty" and not node.domain:
+        if node.op_type == "SequenceEmpty" and not node.domain:
             self.empty.update(v for v in outputs if v is not None)
-        self.as_lists(stacks)
 
     def as_lists(self, stacks: Mapping[Value, Value]) -> None:
         """Make lists of scan outputs again, for those who read them as such."""
