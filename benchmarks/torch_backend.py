@@ -4,6 +4,7 @@
     python benchmarks/torch_backend.py first [NAME ...]       # the first result, each in a process of its own
     python benchmarks/torch_backend.py ready [NAME ...]       # until compiled and verified, then again from the cache
     python benchmarks/torch_backend.py training [NAME ...]    # steps, the optimizer included
+    python benchmarks/torch_backend.py varying [NAME ...]     # 40 calls, each of a size that no call had before
     python benchmarks/torch_backend.py calls                  # x + 1, and 200 parameters as inputs
 
 Models come from transformers (configurations of base size, shortened to `--layers`, 6), the U-Net is written here. All
@@ -179,6 +180,71 @@ def inference(names: Sequence[str], layers: int, compiled: Sequence[str]) -> Non
             print(f"xrt / {what}: geometric mean {math.exp(statistics.fmean(logs)):.2f}, of {len(logs)}")
 
 
+def varying(names: Sequence[str], layers: int, compiled: Sequence[str]) -> None:
+    """Print a table of 40 calls, each of a size that no call had before, once ten others were seen: all of a side's
+    time over eager's."""
+    print("| model | eager (ms a call) | xrt / eager | inductor / eager | xrt: slowest call / eager's | graphs | off |")
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        torch._dynamo.reset()
+        model, first = made(name, layers)
+        model.eval()
+        sizes = random_sizes(next(iter(first.values())).dim() == 4, 50)
+        calls: dict[str, Any] = {"eager": model}
+        with torch.no_grad():
+            for backend in compiled:
+                try:
+                    calls[backend] = torch.compile(model, backend=backend)
+                    for size in sizes[:10]:
+                        settle(partial(calls[backend], **resized(first, size)), 60.0)
+                except Exception as e:
+                    print(f"{name}: {backend}: {type(e).__name__}: {str(e)[:200]}", file=sys.stderr)
+                    calls.pop(backend, None)
+            seconds: dict[str, list[float]] = {b: [] for b in calls}
+            off = 0.0
+            for i, size in enumerate(sizes[10:]):
+                inputs, results = resized(first, size), {}
+                order = [*calls]
+                for backend in order[i % len(order) :] + order[: i % len(order)]:
+                    start = time.perf_counter()
+                    results[backend] = output(calls[backend](**inputs))
+                    seconds[backend].append(time.perf_counter() - start)
+                if "xrt" in calls:
+                    want = results["eager"]
+                    off = max(off, float((results["xrt"] - want).abs().max() / want.abs().max()))
+        import xrt_torch
+
+        total = {b: sum(s) / sum(seconds["eager"]) for b, s in seconds.items()}
+        slowest = max((x / e for x, e in zip(seconds.get("xrt", ()), seconds["eager"], strict=False)), default=math.nan)
+        print(
+            f"| {name} | {statistics.fmean(seconds['eager']) * 1e3:.1f} | {total.get('xrt', math.nan):.2f} "
+            f"| {total.get('inductor', math.nan):.2f} | {slowest:.2f} | {len(xrt_torch.graphs())} | {off:.1e} |",
+            flush=True,
+        )
+
+
+def random_sizes(is_image: bool, count: int) -> list[tuple[int, int]]:
+    """Different sizes: of images, multiples of 32 from 96 to 352; of texts, a batch of 1 to 4 and a length."""
+    generator = torch.Generator().manual_seed(1)
+    found: dict[tuple[int, int], None] = {}
+    while len(found) < count:
+        a, b = torch.randint(3, 12, (2,), generator=generator).tolist()
+        n = int(torch.randint(16, 160, (), generator=generator))
+        found[(32 * a, 32 * b) if is_image else (1 + a % 4, n)] = None
+    return [*found]
+
+
+def resized(inputs: dict[str, Any], size: tuple[int, int]) -> dict[str, Any]:
+    """The arguments of a call, with tensors of this size: images' last axes, or texts."""
+
+    def made_of(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return torch.randn(*x.shape[:-2], *size) if x.dim() == 4 else torch.randint(0, 1000, size)
+
+    return {n: made_of(x) for n, x in inputs.items()}
+
+
 def training(names: Sequence[str], compiled: Sequence[str]) -> None:
     """Print a table of training steps, with AdamW."""
     print("| model | eager (ms a step) | xrt / eager | inductor / eager | loss, eager and xrt |\n|---|---|---|---|---|")
@@ -337,7 +403,8 @@ def calls() -> None:
 def main() -> None:
     """Print what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("inference", "first", "first-of", "ready", "ready-of", "training", "calls"))
+    kinds = ("inference", "varying", "first", "first-of", "ready", "ready-of", "training", "calls")
+    parser.add_argument("what", choices=kinds)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--backends", default="inductor,xrt")
@@ -351,6 +418,8 @@ def main() -> None:
     print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads()}))
     if args.what == "inference":
         inference(args.names or NAMES, args.layers, backends)
+    elif args.what == "varying":
+        varying(args.names or ("bert", "gpt2", "resnet", "mobilenet", "unet"), args.layers, backends)
     elif args.what == "training":
         training(args.names or TRAINED, backends)
     elif args.what == "ready":

@@ -394,6 +394,12 @@ class XRTModule(GuardedModule):
         if guard is not None:
             guard.start()
 
+    def is_prepared(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether what answers inputs like these is there, and nothing is to be compiled for them, as after `prepare`.
+        Sizes that a plan for several serves are prepared with it. Raises InputError as a call does."""
+        caller, arrays = self._source.bind((), _mapping(inputs))
+        return caller.is_prepared(arrays)
+
     def derived(self, graph: Graph) -> ImportedModel | None:
         """Return what runs a graph that was made of this model's, with the options and engines of this module; None
         where more than these decide what answers (`accuracy`, `rollout`), and for a traced graph."""

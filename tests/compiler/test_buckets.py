@@ -78,6 +78,8 @@ def test_one_executable_serves_many_sizes(engine: FakeEngine, graph: Graph) -> N
         for s in (12, 11, 9, 10, 7, 12):
             agree(m, graph, 2, s)
         assert [b.form.buckets for b in buckets_of(m)] == [{"s": 12}]  # b never varied
+        named = [dict(zip(m.input_types, arguments(np.random.default_rng(0), 2, s), strict=True)) for s in (8, 13)]
+        assert [m.is_prepared(x) for x in named] == [True, False]
         agree(m, graph, 3, 12)
         assert buckets_of(m)[-1].form.buckets == {"b": 3, "s": 12}
     assert len(engine.compiled) == 3

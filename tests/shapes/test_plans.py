@@ -361,9 +361,14 @@ def test_compilation_can_be_forbidden(tmp_path: pathlib.Path, monkeypatch: pytes
     rows.write_text(json.dumps([{"ids": [1, 8], "mask": [1, 8]}]))
     xrt.warmup(m, rows)
     for b, n in ((2, 8), (5, 3)):
+        assert m.is_prepared(tokens(b, n))
         assert run(m, tokens(b, n)).shape == (b, 16)
     exact = xrt.XRTModule(attention(), engine="host")
+    assert not exact.is_prepared(tokens(1, 8))
     xrt.warmup(exact, [{"ids": (1, 8), "mask": (1, 8)}])
+    assert [exact.is_prepared(tokens(1, n)) for n in (8, 9)] == [True, False]
+    with pytest.raises(InputError, match="ids"):
+        exact.is_prepared({"ids": np.zeros((1, 8), np.float32), "mask": np.ones((1, 8), np.int64)})
     exact.run(tokens(1, 8))
     with pytest.raises(CompileError, match="ids: int64"):
         exact.run(tokens(1, 9))

@@ -436,6 +436,17 @@ class CompiledGraph:
         plan.pinned = True
         return LiveCall(self.names, bind(plan, arrays, plan.engines, *plan.host), launches, by_value, plan)
 
+    def is_prepared(self, arrays: Sequence[Any]) -> bool:
+        """Whether what answers arguments like these is there, and nothing is to be compiled for them. Raises InputError
+        for unsuitable arguments."""
+        checked = self.checked(arrays)
+        if self._buckets is not None and self.pipeline.symbolic_after is None:
+            parts = [(a.dtype, a.shape) if isinstance(a, np.ndarray) else type(a) for a in checked]
+            if self._buckets.covers(parts):
+                return True
+        plan = self.plans.known_plan(checked)
+        return plan is not None and not isinstance(plan, BaselinePlan) and not plan.is_unbuilt
+
     def finish(self) -> None:
         """Complete the tier-up of every signature that still runs its baseline plan."""
         if self._buckets is not None:

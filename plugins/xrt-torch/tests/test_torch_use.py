@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,11 +23,13 @@ pytest.importorskip("onnxscript")
 
 import xrt_torch  # noqa: E402
 from torch.fx import traceback  # noqa: E402
-from xrt_torch import compiled, translation  # noqa: E402
+from xrt_torch import choice, compiled, translation  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.choice import Choice  # noqa: E402
+from xrt_torch.partition import Stage  # noqa: E402
 
 import xrt_core as xrt  # noqa: E402
+from xrt_core.module import XRTModule  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 HOST = {"engine": "host", "background": False}
@@ -261,8 +264,6 @@ def test_the_quicker_side_answers() -> None:
     def side(name: str, seconds: float) -> Any:
         def call(x: Any) -> tuple[Any]:
             calls[name] += 1
-            import time
-
             time.sleep(seconds)
             return (x * 2,)
 
@@ -341,6 +342,53 @@ def test_a_capture_that_fails_at_the_second_call_ends_in_eager(monkeypatch: pyte
     assert [e.fields["error"] for e in events if e.name == "fallback"] == ["RuntimeError: no capture"]
 
 
+def test_what_aotautograd_gets_wrong_ends_in_eager() -> None:
+    """A graph that raises where the module does not is the module's from then on, with the event; what the caller does
+    wrong is raised as it is, and changes nothing."""
+
+    def module(x: Any) -> tuple[Any]:
+        if x.shape[0] == 2:
+            raise ValueError("two rows")
+        return (x * 2,)
+
+    def graph(x: Any) -> tuple[Any]:
+        raise RuntimeError("strides")
+
+    events: list[Any] = []
+    undo = xrt.subscribe(events.append)
+    try:
+        answers = Choice(module, lambda: graph, [], race=True)
+        with pytest.raises(ValueError, match="two rows"):
+            answers.answer(torch.ones(2))
+        assert not events
+        for _ in range(2):
+            assert torch.equal(answers.answer(torch.ones(3))[0], torch.full((3,), 2.0))
+    finally:
+        undo()
+    assert [e.fields["error"] for e in events if e.name == "fallback"] == ["RuntimeError: strides"]
+    assert answers.answer is module
+
+
+def test_groups_are_normalised_whatever_the_strides() -> None:
+    """torch's kernel wants them contiguous; what comes before it may be laid out otherwise than was foreseen."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.norm = nn.MultiheadAttention(8, 1, batch_first=True), nn.GroupNorm(2, 8)
+
+        def forward(self, x: Any) -> Any:
+            y = x.flatten(2).transpose(1, 2)
+            y = nn.functional.scaled_dot_product_attention(y, y, y).transpose(1, 2).reshape(x.shape)
+            return self.norm((y + x) / 1.0)
+
+    module, x = Block(), torch.randn(1, 8, 4, 4)
+    call = torch.compile(module, backend=backend, options={"engine": "host", "background": True})
+    for _ in range(3):
+        torch.testing.assert_close(call(x), module(x), rtol=1e-4, atol=1e-5)
+        assert xrt_torch.wait(60)
+
+
 def test_backward_passes_are_timed() -> None:
     """A model that trains, with no engine named, has both sides timed with their backward passes."""
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)
@@ -354,6 +402,122 @@ def test_backward_passes_are_timed() -> None:
     assert all(g.is_settled and g.reason is None for g in xrt_torch.graphs(model))
     assert xrt_torch.explain(model).count("us in eager") == 2
     assert not model[0].weight._backward_hooks
+
+
+def test_a_backward_pass_is_timed_without_that_of_other_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of an argument may wait for other graphs that read it."""
+    now = [1.0]
+    monkeypatch.setattr(choice, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Other(torch.autograd.Function):
+        seconds = 0.0
+
+        @staticmethod
+        def forward(context: Any, x: Any) -> Any:
+            return x.clone()
+
+        @classmethod
+        def backward(cls, context: Any, grad: Any) -> Any:
+            now[0] += cls.seconds
+            return grad
+
+    class Own(Other):
+        seconds = 2.0
+
+    class Another(Other):
+        seconds = 5.0
+
+    x = torch.randn(3, requires_grad=True)
+    h = x * 2
+    other = Another.apply(h)
+    timing = choice._Timing(1)
+    (result,) = timing.run(lambda a: (Own.apply(a).sin(),), [h])
+    assert not timing.is_done(is_over=True)
+    (result + other).sum().backward()
+    assert timing.is_done()
+    assert timing.seconds == 2.0
+
+    timing = choice._Timing(1)  # part of it is not needed
+    results = timing.run(lambda a: (Own.apply(a).sin(), a.cos()), [x * 2])
+    results[0].sum().backward()
+    assert timing.is_done(is_over=True)
+    assert timing.seconds == 2.0
+    timing.close()
+
+
+def test_sizes_that_vary_are_served_by_one_plan() -> None:
+    """One compilation for all sizes, forward and backward; the first are compared with eager."""
+    pytest.importorskip("xrt_onnxruntime")
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read, self.write = nn.Linear(8, 24), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.read(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            return self.write(y) + torch.arange(x.shape[1], dtype=x.dtype)[:, None] * x.shape[0]
+
+    model = Attention()
+    eager = copy.deepcopy(model)
+    options = {"engine": "onnxruntime", "guard_verify": False, "background": True}
+    call = torch.compile(model, backend=backend, dynamic=True, options=options)
+    for n in range(3, 12):
+        x = torch.randn(n % 3 + 2, n, 8)
+        for m, f in ((model, call), (eager, eager)):
+            m.zero_grad()
+            f(x).square().mean().backward()
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+        assert xrt_torch.wait(60)
+    graphs = xrt_torch.graphs(model)
+    assert [g.kind for g in graphs] == ["forward", "backward"]
+    for g in graphs:
+        assert g.reason is None
+        assert len(g._work) == 1
+        assert len(g._proven) >= 8
+
+
+def test_sizes_without_a_plan_run_in_eager_until_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no plan serves all sizes, each is compiled, and compared, for itself."""
+    monkeypatch.setattr(Stage, "shapes", dict)
+    monkeypatch.setattr(XRTModule, "is_prepared", lambda self, inputs: False)
+    call = torch.compile(lambda x: x.sin() * x.shape[0], backend=backend, dynamic=True, options={"engine": "host"})
+    for n in (3, 4, 5, 3, 4, 5, 3):
+        x = torch.randn(n)
+        torch.testing.assert_close(call(x), x.sin() * n)
+        assert xrt_torch.wait(60)
+    (graph,) = xrt_torch.graphs()
+    assert graph.reason is None
+    assert len(graph._work) == len(graph._proven) == 3
+
+
+def test_the_quicker_side_answers_where_sizes_vary() -> None:
+    """By what an element takes, so that the sizes that each side happens to get do not matter."""
+    seen: list[str] = []
+
+    def side(name: str, seconds: float) -> Any:
+        def call(n: Any, x: Any) -> tuple[Any]:
+            seen.append(name)
+            time.sleep(seconds * x.numel())
+            return (x * 2,)
+
+        return call
+
+    made = torch.compile(torch.sin, backend=backend, dynamic=True, options=HOST)
+    for n in (3, 4, 5, 6):
+        made(torch.ones(n))
+    graphs = xrt_torch.graphs()
+    assert graphs[0].is_dynamic
+    own = side("xrt", 2e-4)
+    answers = Choice(side("eager", 1e-3), lambda: own, graphs, race=True)
+    for i in range(20):  # XRT gets the large ones
+        answers.answer(4, torch.ones(3 if i % 2 else 9))
+    seen.clear()
+    for _ in range(3):
+        answers.answer(4, torch.ones(4))
+    assert seen == ["xrt"] * 3
 
 
 def test_a_first_call_that_is_eagers() -> None:

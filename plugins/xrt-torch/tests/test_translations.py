@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+import xrt_torch  # noqa: E402
 from xrt_torch import groups, ordering, polynomials, pooling, resampling, special_functions  # noqa: E402
 from xrt_torch.backend import captured  # noqa: E402
 from xrt_torch.compiled import CompiledGraph  # noqa: E402
@@ -366,3 +367,39 @@ def test_histograms_and_modes() -> None:
     assert torch.equal(values, torch.mode(y)[0])
     assert torch.equal(torch.gather(y, 1, indices.unsqueeze(1)).squeeze(1), values)
     assert torch.equal(ordering.mode(y, 0, True)[0], torch.mode(y, 0, True)[0])
+
+
+@pytest.mark.parametrize("mask_type", [None, 0, 1, 2])
+def test_layers_of_transformers_in_evaluation(mask_type: int | None) -> None:
+    """torch's fused attention and encoder layer, of all types of a mask; a row that is masked whole has no number."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    weights = [torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8)]
+    norms = [torch.randn(8) for _ in range(4)]
+    feed = [torch.randn(16, 8), torch.randn(16), torch.randn(8, 16), torch.randn(8)]
+    mask = {
+        None: None,
+        0: torch.ones(5, 5).triu(1).bool(),
+        1: torch.tensor([[False, False, True, False, True], [True] * 5]),
+        2: torch.rand(2, 2, 5, 5) > 0.7,
+    }[mask_type]
+    attend = aten._native_multi_head_attention.default
+    layer = aten._transformer_encoder_layer_fwd.default
+    for average in (False, True):
+        given = (x, x, x, 8, 2, *weights, mask, True, average, mask_type)
+        for made, expected in zip(table()[attend](*given), attend(*given), strict=True):
+            torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    for gelu, first in itertools.product((False, True), repeat=2):
+        args = (x, 8, 2, *weights, gelu, first, 1e-5, *norms, *feed, mask, mask_type)
+        torch.testing.assert_close(table()[layer](*args), layer(*args), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_an_encoder_layer_in_evaluation_is_run_whole() -> None:
+    """torch.nn calls one fused operator for it."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    call = torch.compile(layer, backend=xrt_torch.backend.xrt, options={"engine": "host", "background": False})
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), layer(x), rtol=1e-4, atol=1e-5)
+    assert [(g.eager_nodes, g.reason) for g in xrt_torch.graphs(layer)] == [({}, None)]
+    torch._dynamo.reset()

@@ -42,6 +42,7 @@ class StageCall:
 
     def __init__(self, module: Any, stage: Stage) -> None:
         self._module = module
+        self._names = tuple(module.input_types)
         self._is_single = len(module.output_names) == 1
         self._is_plain = all(map(_is_plain, stage.takes))
         self._views: list[tuple[weakref.ref[Any], int, Any] | None] = [None] * len(stage.takes)
@@ -50,11 +51,17 @@ class StageCall:
 
     def prepare(self, *args: Any) -> None:
         """Compile for arguments like these, and wait for it, without a run. Raises what XRT raises, and Ending."""
-        names = list(self._module.input_types)
-        self._module.prepare(dict(zip(names, self._given(args), strict=True)), background=True)
+        self._module.prepare(self._named(args), background=True)
         while not self._module.wait(0.5):
             if ending.is_set():
                 raise Ending
+
+    def is_prepared(self, *args: Any) -> bool:
+        """Whether a call with arguments like these compiles nothing."""
+        return bool(self._module.is_prepared(self._named(args)))
+
+    def _named(self, args: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self._names, self._given(args), strict=True))
 
     def _given(self, args: Sequence[Any]) -> list[Any]:
         if self._is_plain:

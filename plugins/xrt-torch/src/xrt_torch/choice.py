@@ -3,23 +3,27 @@
 The first call is eager's, and the graph is captured further at the second one: what is called once costs no more than
 TorchDynamo. While XRT compiles, eager answers. Once XRT's results agree with eager's, the two take turns for a few
 calls, each timed with its backward pass, and the quicker one answers from then on. They do so again when XRT has found
-a quicker engine.
+a quicker engine. Of graphs whose sizes vary more calls are timed, and compared by what each element takes.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
+import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import torch
 
+from xrt_core.errors import describe
 from xrt_core.events import process_events
 from xrt_torch.compiled import CompiledGraph
 
 _TURNS: Final = 4  # timed calls of each side, of which the first does not count
+_TURNS_OF_SIZES: Final = 9  # the same, where sizes vary
 _PATIENCE: Final = 32  # calls after which the timings must do, though backward passes are missing
 
 Call = Callable[..., Any]
@@ -76,8 +80,25 @@ class Choice:
         compiled = capture()
         if compiled is None:
             self.answer = self._module
-        else:
-            self._compiled, self.answer = compiled, self._while_compiling
+            return
+
+        def safely(*args: Any) -> Any:
+            try:
+                return compiled(*args)
+            except Exception as e:
+                results = self._module(*args)  # raises what is wrong with the arguments
+                self._fell(e)
+                return results
+
+        self._compiled, self.answer = safely, self._while_compiling
+
+    def _fell(self, error: Exception) -> None:
+        """What AOTAutograd made of the graph raised where the module itself does not."""
+        self.answer = self._module
+        name = self._graphs[0].name if self._graphs else "torch"
+        process_events.fallback(
+            cluster=name, engine="xrt", stage="run", kind="raised", error=describe(error), level=logging.WARNING
+        )
 
     def _while_compiling(self, *args: Any) -> Any:
         graphs = self._graphs
@@ -85,19 +106,28 @@ class Choice:
             return self._module(*args)
         if graphs and all(g.reason is not None for g in graphs):
             self.answer = self._module
-        elif graphs and all(g.is_proven for g in graphs) and not any(g.is_dynamic for g in graphs):
-            self.answer = self._in_turns if self._race else self._compiled
+        elif graphs and all(g.is_proven for g in graphs):
+            if self._race:
+                self.answer = self._in_turns
+            elif not self._is_dynamic:
+                self.answer = self._compiled
         return self._compiled(*args)
+
+    @property
+    def _is_dynamic(self) -> bool:
+        return any(g.is_dynamic for g in self._graphs)
 
     def _in_turns(self, *args: Any) -> Any:
         """A timed call of the side whose turn it is."""
+        if self._is_dynamic and any(g.is_compiling for g in self._graphs):
+            return self._module(*args)
         with self._lock:
             turn = self._turn
             self._turn += 1
             if self.answer == self._in_turns and self._is_decided(turn >= _PATIENCE):
                 return self.answer(*args)
         on_xrt = turn % 2 == 0
-        timing = _Timing()
+        timing = _Timing(_elements(args) if self._is_dynamic else 1)
         results = timing.run(self._compiled if on_xrt else self._module, args)
         with self._lock:
             self._timings[on_xrt].append(timing)
@@ -105,12 +135,15 @@ class Choice:
 
     def _is_decided(self, at_once: bool) -> bool:
         """Whether there are enough timings; then the quicker side is the answer. at_once: those there are must do."""
-        known = [[t.seconds for t in self._timings[side] if t.done or at_once][1:] for side in (True, False)]
-        if any(len(k) < (1 if at_once else _TURNS - 1) for k in known):
+        known = [[t for t in self._timings[side] if at_once or t.is_done(is_over=True)][1:] for side in (True, False)]
+        turns = _TURNS_OF_SIZES if self._is_dynamic else _TURNS
+        if any(len(k) < (1 if at_once else turns - 1) for k in known):
             return False
-        xrt, eager = map(min, known)
+        xrt, eager = self._compared(*known)
         keeps = xrt <= eager
-        self.answer = self._compiled if keeps else self._module
+        if self._is_dynamic:  # other sizes may need a compilation
+            self._race = False
+        self.answer = (self._while_compiling if self._is_dynamic else self._compiled) if keeps else self._module
         for t in itertools.chain(*self._timings.values()):
             t.close()
         self._timings = {True: [], False: []}
@@ -119,6 +152,14 @@ class Choice:
         process_events.emit("torch.timed", graph=self._graphs[0].name, xrt=xrt, eager=eager, keeps=keeps)
         return True
 
+    def _compared(self, xrt: Sequence[_Timing], eager: Sequence[_Timing]) -> tuple[float, float]:
+        """The seconds of a call by both: the least, or where sizes vary the median by element, for the mean size."""
+        if not self._is_dynamic:
+            return min(t.seconds for t in xrt), min(t.seconds for t in eager)
+        size = statistics.fmean(t.elements for t in (*xrt, *eager))
+        medians = [statistics.median(t.seconds / t.elements for t in side) for side in (xrt, eager)]
+        return medians[0] * size, medians[1] * size
+
     def _again(self) -> None:
         """Another engine is ready than the one that was timed."""
         with self._lock:
@@ -126,38 +167,76 @@ class Choice:
 
 
 class _Timing:
-    """The seconds of a call and of its backward pass. done: whether both are known."""
+    """The seconds of a call and of its backward pass. elements: of its arguments.
 
-    def __init__(self) -> None:
+    The backward pass is over when the last function has run that hands a gradient to an argument, or to what made it:
+    gradients of the arguments themselves may wait for other graphs.
+    """
+
+    def __init__(self, elements: int) -> None:
+        self.elements = elements
         self.seconds = 0.0
-        self.done = False
+        self._waits = self._runs = False
         self._begun = 0.0
         self._handles: list[Any] = []
 
+    def is_done(self, is_over: bool = False) -> bool:
+        """Whether both are known. is_over: whether calls have followed, so that a backward pass that began has ended,
+        though some functions may not have been needed."""
+        return not self._waits or (is_over and self._runs)
+
     def run(self, call: Call, args: Sequence[Any]) -> Any:
+        before = {a.grad_fn for a in args if isinstance(a, torch.Tensor) and a.grad_fn is not None}
         start = time.perf_counter()
         results = call(*args)
-        self.seconds = time.perf_counter() - start
+        spent = time.perf_counter() - start
+        self.seconds = spent
         made = [r for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
-        read = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
-        if not made or not read:
-            self.done = True
-            return results
-        hook = torch.autograd.graph.register_multi_grad_hook
-        self._handles = [hook(made, self._begin, mode="any"), hook(read, self._end, mode="all")]
+        last = _last_functions([r.grad_fn for r in made], before)
+        if last:
+            self._waits = True
+            missing = len(last)
+
+            def ran(*_: Any) -> None:
+                nonlocal missing
+                missing -= 1
+                if self._begun:
+                    self._runs, self.seconds = True, spent + time.perf_counter() - self._begun
+                    if not missing:
+                        self._waits = False
+                        self.close()
+
+            self._handles = [torch.autograd.graph.register_multi_grad_hook(made, self._begin, mode="any")]
+            self._handles += [f.register_hook(ran) for f in last]
         return results
 
     def _begin(self, _: Any) -> None:
         self._begun = time.perf_counter()
-
-    def _end(self, _: Any) -> None:
-        if self._begun and not self.done:
-            self.seconds += time.perf_counter() - self._begun
-            self.done = True
-        self.close()
 
     def close(self) -> None:
         """Take the hooks away that wait for a backward pass."""
         for h in self._handles:
             h.remove()
         self._handles = []
+
+
+def _last_functions(made: Sequence[Any], before: Collection[Any]) -> list[Any]:
+    """The functions of a backward pass that hand gradients on to leaves, or to functions that were there before.
+    made: those of the results."""
+    found, seen, todo = [], set(before), [f for f in made if f not in before]
+    while todo:
+        f = todo.pop()
+        if f in seen:
+            continue
+        seen.add(f)
+        following = [g for g, _ in f.next_functions if g is not None]
+        if any(g in before or not g.next_functions for g in following):
+            found.append(f)
+        todo += [g for g in following if g.next_functions]
+    return found
+
+
+def _elements(args: Sequence[Any]) -> int:
+    """How many elements the tensors have that are no parameters; at least 1."""
+    found = (a.numel() for a in args if isinstance(a, torch.Tensor) and not isinstance(a, torch.nn.Parameter))
+    return max(1, sum(found))

@@ -35,6 +35,8 @@ _FIRST: Final = {"guard_verify": False, "guard_tune": False}
 _TUNED: Final = {"engine": AUTO, "guard_verify": False}
 """The same, of what is timed on every engine."""
 _AGAIN: Final = frozenset((16, 64, 256, 1024, 4096))  # calls of graphs that are compared with eager again
+_PROVEN_SHAPES: Final = 2
+"""How many shapes that a plan serves without having been made for them are compared with eager."""
 _ATTEMPTS: Final = 32  # translations of one graph; each that fails moves a node to eager
 
 Signature = tuple[tuple[int, ...], ...]
@@ -109,6 +111,7 @@ class CompiledGraph:
         self._work: dict[Signature, Future[None]] = {}
         self._proven: set[Signature] = set()
         self._calls = 0
+        self._served = 0  # signatures that plans of others served
         self._freeze = freeze and kind == "inference"
         self._frozen: dict[str, _Frozen] = {}
         # results are compared with eager's own numbers: the guard's reference would be slower
@@ -116,7 +119,7 @@ class CompiledGraph:
         self._is_quick = not named and any_engine_will_do(options)
         self._seconds: tuple[float, float] | None = None
         self._lock = threading.Lock()
-        self._inputs = [n.name for n in module.graph.nodes if n.op == "placeholder"]
+        self._inputs = [n.name for n in _placeholders(module)]
         results: Any = module.graph.output_node().args[0]
         self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
         self._constants = [None if isinstance(r, torch.fx.Node) else r for r in results]
@@ -127,8 +130,9 @@ class CompiledGraph:
                 node.meta["val"] = getattr(module, str(node.target), None)
         self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
         is_auto = self._is_quick and resolve(options).auto
+        self._varying = [i for i, n in enumerate(_placeholders(module)) if _varies(n.meta.get("val"))]
         self._tunes = is_auto and background and not self.is_dynamic
-        self._quick = _TUNED if is_auto and kind == "inference" and not self._tunes else _FIRST
+        self._quick = _TUNED if is_auto and (kind == "inference" or self.is_dynamic) and not self._tunes else _FIRST
         self._tuning: Future[None] | None = None
         self._tuned: list[_Ran] | None = None  # compared with eager in the next call
         self._when_tuned: Callable[[], None] | None = None
@@ -178,10 +182,15 @@ class CompiledGraph:
     def _signature(self, args: Sequence[Any]) -> Signature:
         if not self.is_dynamic:
             return ()
-        return tuple(tuple(a.shape) if isinstance(a, torch.Tensor) else (int(a),) for a in args)
+        varying = (args[i] for i in self._varying)
+        return tuple([tuple(a.shape) if isinstance(a, torch.Tensor) else (int(a),) for a in varying])
 
     def _first(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """A call that no call of its shapes has proven: start compilation, or compare XRT's results with eager's."""
+        if self.is_dynamic and self._stages is not None and signature not in self._work:
+            served = self._by_others(signature, args)
+            if served is not None:
+                return served
         with self._lock:
             work = self._work.get(signature)
             is_new = work is None
@@ -204,6 +213,24 @@ class CompiledGraph:
             work.result()
         if not work.done() or self.reason is not None:
             return list(self._eager(*args))
+        return self._prove(signature, args)
+
+    def _by_others(self, signature: Signature, args: Sequence[Any]) -> list[Any] | None:
+        """The results, where plans that were made for other shapes serve these as well; None where they do not."""
+        state = torch.get_rng_state()
+        try:
+            results = self._on_xrt(args, only_prepared=True)
+        except Exception as e:
+            self._fall_back("run", e)
+            torch.set_rng_state(state)
+            return list(self._eager(*args))
+        if results is not None and self._served >= _PROVEN_SHAPES:
+            self._proven.add(signature)
+            return results
+        torch.set_rng_state(state)
+        if results is None:
+            return None
+        self._served += 1
         return self._prove(signature, args)
 
     def _begin(self, work: Future[None], args: Sequence[Any]) -> None:
@@ -292,15 +319,22 @@ class CompiledGraph:
         return {**self._options, **self._quick} if self._is_quick else self._options
 
     def _ran_by(self, stage: Stage, graph: Any, options: Mapping[str, Any]) -> _Ran:
-        module = xrt.XRTModule(graph, **options)
+        shapes = stage.shapes() if self.is_dynamic and "shapes" not in options else {}
+        module = xrt.XRTModule(graph, **options, **({"shapes": shapes} if shapes else {}))
         return _Ran(stage, StageCall(module, stage), graph, module)
 
-    def _on_xrt(self, args: Sequence[Any], stages: Sequence[_Ran] | None = None) -> list[Any]:
+    def _on_xrt(
+        self, args: Sequence[Any], stages: Sequence[_Ran] | None = None, only_prepared: bool = False
+    ) -> list[Any] | None:
+        """The results. only_prepared: None in their place where XRT would have to compile for these shapes."""
         stages = self._stages if stages is None else stages
         assert stages is not None
         values = dict(zip(self._inputs, args, strict=True))
         for ran in stages:
-            results = ran.call(*(values[n] for n in ran.stage.inputs))
+            given = [values[n] for n in ran.stage.inputs]
+            if only_prepared and ran.module is not None and not ran.call.is_prepared(*given):
+                return None
+            results = ran.call(*given)
             values.update(zip(ran.stage.outputs, results, strict=True))
         return [c if n is None else values[n] for n, c in zip(self._results, self._constants, strict=True)]
 
@@ -494,18 +528,30 @@ def _tune(graph: weakref.ref[CompiledGraph], stages: list[_Ran], args: Sequence[
         found.tune(stages, args)
 
 
+def _placeholders(module: GraphModule) -> list[torch.fx.Node]:
+    return [n for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def _varies(value: Any) -> bool:
+    """Whether what is known of an input leaves a size open."""
+    return not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape)
+
+
 def _zeros_like(x: torch.Tensor) -> torch.Tensor:
     """Zeros of its type that take no memory."""
     return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
 
 
 def _for_eager(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
-    """A graph as a module whose views take tensors of every layout: kernels may lay results out otherwise than was
+    """A graph as a module whose operators take tensors of every layout: kernels may lay results out otherwise than was
     foreseen when the graph was captured."""
-    copied = copy_of(graph)
-    for node in copied.nodes:
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
+    aten, copied = torch.ops.aten, copy_of(graph)
+    for node in [*copied.nodes]:
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+        elif node.target is aten.native_group_norm.default:
+            with copied.inserting_before(node):
+                node.update_arg(0, copied.call_function(aten.contiguous.default, (node.args[0],)))
     return GraphModule(module, copied)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from xrt_torch import (
+    attention,
     convolution,
     elementwise,
     groups,
@@ -76,6 +77,7 @@ def own() -> dict[Any, Callable[..., Any]]:
         convolution,
         groups,
         linear_algebra,
+        attention,
     ):
         made.update(module.decompositions())
     return made | _OWN

@@ -1,7 +1,8 @@
 """Partition: a functional FX graph as a sequence of stages, each run by XRT or, where it cannot be, by torch eager.
 
 A node's stage is the first one of its kind after those of its operands, so that stages are as few as the data flow
-allows. Views of inputs are free in torch: they are repeated in every stage that reads them, and never transferred.
+allows. Views of inputs are free in torch, and so are sizes that follow from those of inputs: they are repeated in every
+stage that reads them, and never transferred. A stage of XRT reads a size off a tensor that has it, where it gets one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+import xrt_core as xrt
+from xrt_core.ir.symbols import expression
 
 aten = torch.ops.aten
 VIEWS = {aten.permute, aten.t, aten.transpose, aten.view, aten.unsqueeze, aten.expand, aten.squeeze, aten.alias}
@@ -63,6 +67,35 @@ class Stage:
     def size(self) -> int:
         """Number of operators."""
         return operators_of(self.graph)
+
+    def shapes(self) -> dict[str, tuple[Any, ...]]:
+        """Name of a placeholder -> its dimensions as `XRTModule` takes them, of those with sizes that vary: symbols
+        with the least size that torch knows, expressions of such symbols, None for others."""
+        known = {n.name: v for n in self.graph.nodes if n.op == "placeholder" and _varies(v := n.meta.get("val"))}
+        symbols = {str(d): _symbol(d) for v in known.values() for d in v.shape if _is_symbol(d)}
+        return {name: tuple(_dimension(d, symbols) for d in v.shape) for name, v in known.items()}
+
+
+def _varies(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not all(isinstance(d, int) for d in value.shape)
+
+
+def _is_symbol(d: int | torch.SymInt) -> bool:
+    return isinstance(d, torch.SymInt) and bool(d.node.expr.is_Symbol)
+
+
+def _symbol(d: torch.SymInt) -> xrt.Symbol:
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return xrt.Symbol(str(d), min=max((n for n in (1, 2) if statically_known_true(d >= n)), default=0))
+
+
+def _dimension(d: int | torch.SymInt, symbols: Mapping[str, xrt.Symbol]) -> Any:
+    """A size as `XRTModule` takes it. symbols: by name, those that are the size of something."""
+    if isinstance(d, int) or str(d) in symbols:
+        return d if isinstance(d, int) else symbols[str(d)]
+    made = expression(str(d))
+    return str(d) if made is not None and made.symbols <= symbols.keys() else None
 
 
 def operators_of(graph: Graph) -> int:
@@ -127,9 +160,10 @@ def _tensors(node: Node) -> list[torch.Tensor]:
 
 def stages_of(graph: Graph, eager: Collection[str]) -> list[Stage]:
     """Cut a graph in stages. eager: names of the nodes that torch runs."""
-    views = _views_of_inputs(graph)
-    shared = _shared_results(graph)
-    last = {n for r in shared for n in _way_to(r)}
+    sizes = _sizes(graph, eager)
+    views = _views_of_inputs(graph) | sizes
+    shared = _shared_results(graph) + [r for r in graph.output_node().all_input_nodes if r in sizes]
+    last = {n for r in shared for n in _way_to(r)} | sizes.intersection(shared)
     only_last: set[Node] = set()
     for n in reversed(graph.nodes):
         if n in last and all(u in only_last or u.op == "output" for u in n.users):
@@ -143,8 +177,19 @@ def stages_of(graph: Graph, eager: Collection[str]) -> list[Stage]:
         wanted |= {n.name for n in nodes if n not in last and not last.isdisjoint(n.users)}
         stages.append(_cut(nodes, views, wanted, number % 2 == 1))
     if shared:
-        stages.append(_extract([], shared, last, on_xrt=False))
+        stages.append(_extract([], shared, last | sizes, on_xrt=False))
     return stages
+
+
+def _sizes(graph: Graph, eager: Collection[str]) -> set[Node]:
+    """The nodes that compute sizes from those of inputs, as numbers of Python."""
+    found: set[Node] = set()
+    for n in graph.nodes:
+        is_number = n.op == "call_function" and isinstance(n.meta.get("val"), torch.SymInt) and n.name not in eager
+        is_size = is_number and (n.target is aten.sym_size.int or not isinstance(n.target, torch._ops.OpOverload))
+        if is_size and all(a in found or a.op == "placeholder" for a in n.all_input_nodes):
+            found.add(n)
+    return found
 
 
 def _shared_results(graph: Graph) -> list[Node]:
@@ -252,4 +297,29 @@ def _extract(nodes: list[Node], results: list[Node], views: set[Node], *, on_xrt
         env[n] = made.node_copy(n, lambda a: env[a])
         env[n].meta = dict(n.meta)
     made.output(tuple(env[r] for r in results))
+    if on_xrt:
+        _read_sizes(made, inputs)
     return Stage.of(made, tuple(inputs), tuple(r.name for r in results), on_xrt)
+
+
+def _read_sizes(graph: Graph, inputs: list[str]) -> None:
+    """Replace the sizes that a graph takes by those of tensors that it takes, so that what it computes follows from the
+    shapes of its inputs. inputs: what it takes, by its placeholders' names or others."""
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    places: dict[Any, tuple[Node, int]] = {}
+    for n in placeholders:
+        if isinstance(value := n.meta.get("val"), torch.Tensor):
+            for axis, d in enumerate(value.shape):
+                if isinstance(d, torch.SymInt):
+                    places.setdefault(d.node.expr, (n, axis))
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    for i, n in reversed([*enumerate(placeholders)]):
+        value = n.meta.get("val")
+        place = places.get(value.node.expr) if isinstance(value, torch.SymInt) else None
+        if place is not None:
+            with graph.inserting_before(first):
+                size = graph.call_function(aten.sym_size.int, place)
+            size.meta = dict(n.meta)
+            n.replace_all_uses_with(size)
+            graph.erase_node(n)
+            del inputs[i]
