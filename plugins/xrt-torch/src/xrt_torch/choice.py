@@ -3,13 +3,14 @@
 The first call is eager's, and the graph is captured further at the second one: what is called once costs no more than
 TorchDynamo. While XRT compiles, eager answers. Once XRT's results agree with eager's, the two take turns for a few
 calls, each timed with its backward pass, and the quicker one answers from then on. They do so again when XRT has found
-a quicker engine. Of graphs whose sizes vary more calls are timed, and compared by what each element takes.
+a quicker engine. Of graphs whose sizes vary more calls are timed, and compared for one size.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import statistics
 import threading
 import time
@@ -153,12 +154,10 @@ class Choice:
         return True
 
     def _compared(self, xrt: Sequence[_Timing], eager: Sequence[_Timing]) -> tuple[float, float]:
-        """The seconds of a call by both: the least, or where sizes vary the median by element, for the mean size."""
+        """The seconds of a call by both: the least, or where sizes vary those of a call of middling size."""
         if not self._is_dynamic:
             return min(t.seconds for t in xrt), min(t.seconds for t in eager)
-        size = statistics.fmean(t.elements for t in (*xrt, *eager))
-        medians = [statistics.median(t.seconds / t.elements for t in side) for side in (xrt, eager)]
-        return medians[0] * size, medians[1] * size
+        return _for_one_size(xrt, eager)
 
     def _again(self) -> None:
         """Another engine is ready than the one that was timed."""
@@ -240,3 +239,18 @@ def _elements(args: Sequence[Any]) -> int:
     """How many elements the tensors have that are no parameters; at least 1."""
     found = (a.numel() for a in args if isinstance(a, torch.Tensor) and not isinstance(a, torch.nn.Parameter))
     return max(1, sum(found))
+
+
+def _for_one_size(xrt: Sequence[_Timing], eager: Sequence[_Timing]) -> tuple[float, float]:
+    """The seconds of a call by both, for the geometric mean of the sizes of all.
+
+    Time is taken to grow as a power of the size, which is the median of those that two calls of one side give (the
+    estimator of Theil and Sen: https://doi.org/10.1080/01621459.1968.10480934).
+    """
+    points = [[(math.log(t.elements), math.log(max(t.seconds, 1e-9))) for t in side] for side in (xrt, eager)]
+    pairs = (p for side in points for p in itertools.combinations(side, 2))
+    slopes = [(d - b) / (c - a) for (a, b), (c, d) in pairs if a != c]
+    power = min(max(statistics.median(slopes), 0.0), 3.0) if slopes else 0.0
+    middle = statistics.fmean(n for side in points for n, _ in side)
+    a, b = (math.exp(statistics.median(t - power * (n - middle) for n, t in side)) for side in points)
+    return a, b

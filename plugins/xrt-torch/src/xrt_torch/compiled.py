@@ -218,20 +218,19 @@ class CompiledGraph:
     def _by_others(self, signature: Signature, args: Sequence[Any]) -> list[Any] | None:
         """The results, where plans that were made for other shapes serve these as well; None where they do not."""
         state = torch.get_rng_state()
+        found: list[Any] | Exception | None
         try:
-            results = self._on_xrt(args, only_prepared=True)
+            found = self._on_xrt(args, only_prepared=True)
         except Exception as e:
-            self._fall_back("run", e)
-            torch.set_rng_state(state)
-            return list(self._eager(*args))
-        if results is not None and self._served >= _PROVEN_SHAPES:
+            found = e
+        if isinstance(found, list) and self._served >= _PROVEN_SHAPES:
             self._proven.add(signature)
-            return results
+            return found
         torch.set_rng_state(state)
-        if results is None:
+        if found is None:
             return None
         self._served += 1
-        return self._prove(signature, args)
+        return self._compared(signature, args, found, list(self._eager(*args)))
 
     def _begin(self, work: Future[None], args: Sequence[Any]) -> None:
         def run(given: Sequence[Any]) -> None:
@@ -356,7 +355,11 @@ class CompiledGraph:
 
     def _prove(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """Run both, and return eager's results; XRT answers from now on if its own are as good."""
-        found, expected = self._both(args)
+        return self._compared(signature, args, *self._both(args))
+
+    def _compared(
+        self, signature: Signature, args: Sequence[Any], found: list[Any] | Exception, expected: list[Any]
+    ) -> list[Any]:
         if isinstance(found, Exception):
             self._fall_back("run", found)
         elif not (wrong := self._wrong(found, expected)):
@@ -373,13 +376,14 @@ class CompiledGraph:
     ) -> tuple[list[Any] | Exception, list[Any]]:
         """The results of XRT, or the error in their place, and those of eager."""
         state = torch.get_rng_state()
-        found: list[Any] | Exception
+        found: list[Any] | Exception | None
         try:
             with torch.no_grad():
                 found = self._on_xrt([a.detach() if isinstance(a, torch.Tensor) else a for a in args], stages)
         except Exception as e:
             found = e
         torch.set_rng_state(state)
+        assert found is not None
         return found, list(self._eager(*args))
 
     def _wrong(self, found: Sequence[Any], expected: Sequence[Any]) -> str:
