@@ -182,45 +182,45 @@ def inference(names: Sequence[str], layers: int, compiled: Sequence[str]) -> Non
 
 def varying(names: Sequence[str], layers: int, compiled: Sequence[str]) -> None:
     """Print a table of 40 calls, each of a size that no call had before, once ten others were seen: all of a side's
-    time over eager's."""
+    time over eager's. The sides come one after the other, as torch limits the graphs of one function."""
     print("| model | eager (ms a call) | xrt / eager | inductor / eager | xrt: slowest call / eager's | graphs | off |")
     print("|---|---|---|---|---|---|---|")
     for name in names:
-        torch._dynamo.reset()
-        model, first = made(name, layers)
-        model.eval()
-        sizes = random_sizes(next(iter(first.values())).dim() == 4, 50)
-        calls: dict[str, Any] = {"eager": model}
-        with torch.no_grad():
-            for backend in compiled:
-                try:
-                    calls[backend] = torch.compile(model, backend=backend)
-                    for size in sizes[:10]:
-                        settle(partial(calls[backend], **resized(first, size)), 60.0)
-                except Exception as e:
-                    print(f"{name}: {backend}: {type(e).__name__}: {str(e)[:200]}", file=sys.stderr)
-                    calls.pop(backend, None)
-            seconds: dict[str, list[float]] = {b: [] for b in calls}
-            off = 0.0
-            for i, size in enumerate(sizes[10:]):
-                inputs, results = resized(first, size), {}
-                order = [*calls]
-                for backend in order[i % len(order) :] + order[: i % len(order)]:
-                    start = time.perf_counter()
-                    results[backend] = output(calls[backend](**inputs))
-                    seconds[backend].append(time.perf_counter() - start)
-                if "xrt" in calls:
-                    want = results["eager"]
-                    off = max(off, float((results["xrt"] - want).abs().max() / want.abs().max()))
-        import xrt_torch
-
-        total = {b: sum(s) / sum(seconds["eager"]) for b, s in seconds.items()}
-        slowest = max((x / e for x, e in zip(seconds.get("xrt", ()), seconds["eager"], strict=False)), default=math.nan)
+        found = {b: varied(name, layers, b) for b in compiled}
+        eager, over, slowest, graphs, off = found.get("xrt", (math.nan,) * 5)
         print(
-            f"| {name} | {statistics.fmean(seconds['eager']) * 1e3:.1f} | {total.get('xrt', math.nan):.2f} "
-            f"| {total.get('inductor', math.nan):.2f} | {slowest:.2f} | {len(xrt_torch.graphs())} | {off:.1e} |",
+            f"| {name} | {eager * 1e3:.1f} | {over:.2f} | {found.get('inductor', (math.nan,) * 2)[1]:.2f} "
+            f"| {slowest:.2f} | {graphs:.0f} | {off:.1e} |",
             flush=True,
         )
+
+
+def varied(name: str, layers: int, backend: str) -> tuple[float, ...]:
+    """Of `varying`, for one side, in turns with eager: eager's seconds a call, the side's time over it, the largest of
+    a call, how many graphs there are of XRT, and the difference."""
+    import xrt_torch
+
+    torch._dynamo.reset()
+    model, first = made(name, layers)
+    model.eval()
+    call = torch.compile(model, backend=backend)
+    sizes = random_sizes(next(iter(first.values())).dim() == 4, 50)
+    seconds: list[tuple[float, float]] = []
+    off = 0.0
+    with torch.no_grad():
+        for size in sizes[:10]:
+            settle(partial(call, **resized(first, size)), 60.0)
+        for i, size in enumerate(sizes[10:]):
+            inputs = resized(first, size)
+            results, spent = {}, {}
+            for side in (model, call) if i % 2 else (call, model):
+                start = time.perf_counter()
+                results[side] = output(side(**inputs))
+                spent[side] = time.perf_counter() - start
+            seconds.append((spent[model], spent[call]))
+            off = max(off, float((results[call] - results[model]).abs().max() / results[model].abs().max()))
+    eager, own = (sum(s) for s in zip(*seconds, strict=True))
+    return eager / len(seconds), own / eager, max(b / a for a, b in seconds), float(len(xrt_torch.graphs())), off
 
 
 def random_sizes(is_image: bool, count: int) -> list[tuple[int, int]]:

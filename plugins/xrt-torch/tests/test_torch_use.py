@@ -286,6 +286,37 @@ def test_the_quicker_side_answers() -> None:
         gc.collect()
 
 
+def test_what_eager_answers_for_good_is_let_go() -> None:
+    """Its executables go, what is being compiled is given up, and `explain` still tells what there was; a backward pass
+    that is still to come is eager's."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4)
+    call = torch.compile(model, backend=backend, options=HOST)
+    for _ in range(3):
+        call(x).sum().backward()
+    graphs = xrt_torch.graphs(model)
+    modules = [r.module for g in graphs for r in g._stages or () if r.module is not None]
+    answers = Choice(model, lambda: call, graphs, race=True)
+    late = call(x).sum()
+    answers._timings = {side: [choice._Timing(1) for _ in range(5)] for side in (True, False)}
+    for side, seconds in ((True, 2.0), (False, 1.0)):
+        for t in answers._timings[side]:
+            t.seconds = seconds
+    assert answers._is_decided(at_once=False)
+    assert answers.answer is model
+    compiled._compiler.submit(int).result()
+    assert [g._stages for g in graphs] == [None, None]
+    assert all(m._pipeline.services.guard is None or m._pipeline.services.guard.closed for m in modules)
+    for text in (xrt_torch.explain(model), str([g.to_json()["stages"] for g in graphs])):
+        assert "Gemm" in text or "MatMul" in text
+    assert xrt_torch.explain(model).count("torch eager, which is quicker answers") == 2
+    model.zero_grad()
+    late.backward()
+    made = model[0].weight.grad.clone()
+    model.zero_grad()
+    model(x).sum().backward()
+    torch.testing.assert_close(made, model[0].weight.grad)
+
+
 def test_a_graph_that_is_called_once_costs_no_capture() -> None:
     """It is eager's; the second call has AOTAutograd capture it, draws no random number, and gradients are eager's."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), torch.randn(3, 4)
@@ -592,6 +623,7 @@ def test_the_fastest_engine_follows_the_first(monkeypatch: pytest.MonkeyPatch, i
 
     monkeypatch.setattr(compiled.xrt.XRTModule, "__init__", noted)
     monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", perhaps_wrong)
+    monkeypatch.setattr(compiled.CompiledGraph, "release", lambda self: None)  # where eager is the quicker side
     model, x = nn.Linear(4, 2), torch.randn(3, 4)
     call = torch.compile(model, backend=backend)
     with torch.no_grad():

@@ -3,7 +3,8 @@
 The first call is eager's, and the graph is captured further at the second one: what is called once costs no more than
 TorchDynamo. While XRT compiles, eager answers. Once XRT's results agree with eager's, the two take turns for a few
 calls, each timed with its backward pass, and the quicker one answers from then on. They do so again when XRT has found
-a quicker engine. Of graphs whose sizes vary more calls are timed, and compared for one size.
+a quicker engine. Of graphs whose sizes vary more calls are timed, and compared for one size. Where eager answers for
+good, what XRT compiled is let go.
 """
 
 from __future__ import annotations
@@ -151,6 +152,9 @@ class Choice:
         for g in self._graphs:
             g.timed(xrt, eager, self._again)
         process_events.emit("torch.timed", graph=self._graphs[0].name, xrt=xrt, eager=eager, keeps=keeps)
+        if not keeps and all(g.is_tuned for g in self._graphs):
+            for g in self._graphs:
+                g.release()
         return True
 
     def _compared(self, xrt: Sequence[_Timing], eager: Sequence[_Timing]) -> tuple[float, float]:

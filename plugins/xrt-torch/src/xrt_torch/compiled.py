@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
 import xrt_core as xrt
+from xrt_core.errors import describe
 from xrt_core.events import Kind, process_events
 from xrt_core.options import AUTO, resolve
 from xrt_torch.calls import Ending, StageCall, ending
@@ -136,11 +137,13 @@ class CompiledGraph:
         self._tuning: Future[None] | None = None
         self._tuned: list[_Ran] | None = None  # compared with eager in the next call
         self._when_tuned: Callable[[], None] | None = None
+        self._is_released = False
+        self._told: tuple[str, dict[str, Any]] | None = None  # what there was before it was let go
         known.add(self)
 
     def __call__(self, *args: Any) -> list[Any]:
         """The results. Raises what torch eager raises for these arguments."""
-        if self.reason is not None:
+        if self.reason is not None or self._is_released:
             return list(self._eager(*args))
         if self._frozen and not all(f.holds(args) for f in self._frozen.values()):
             self._thaw()
@@ -178,6 +181,30 @@ class CompiledGraph:
         """Note the seconds of a call with its backward pass: what `explain` shows. again: called when another engine
         is about to take the place of the one that was timed."""
         self._seconds, self._when_tuned = (xrt, eager), again
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether no other engine will be tried, or the one that was has taken its place."""
+        tried = self._tuning is not None and self._tuning.done() and self._tuned is None
+        return not self._tunes or tried or self.reason is not None
+
+    def release(self) -> None:
+        """From now on run in eager; in the background, give up what is being compiled and let go what has been.
+        `explain` tells what there was."""
+        self._is_released = True
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending
+            _compiler.submit(self._let_go)
+
+    def _let_go(self) -> None:
+        try:
+            self._told = self.explain(), self.to_json()
+        except Exception as e:  # an engine's
+            self._told = f"{self.name}: {describe(e)}", {"name": self.name}
+        stages, self._stages = self._stages, None
+        self._tuned, self._frozen = None, {}
+        for ran in stages or ():
+            if ran.module is not None:
+                ran.module.close()
 
     def _signature(self, args: Sequence[Any]) -> Signature:
         if not self.is_dynamic:
@@ -247,6 +274,8 @@ class CompiledGraph:
 
     def _prepare(self, args: Sequence[Any]) -> None:
         """Translate, and compile for these shapes. Never raises."""
+        if self._is_released:
+            return
         try:
             with torch.no_grad():
                 if self._stages is None:
@@ -487,6 +516,8 @@ class CompiledGraph:
         compiled: whether XRT is done; eager_operators: name -> why it runs in eager; stages: of those on XRT, as
         `Explanation.to_json` gives them; seconds_xrt, seconds_eager: of a call, None where they were not timed.
         """
+        if self._told is not None:
+            return self._told[1]
         stages = self._stages or ()
         seconds = self._seconds or (None, None)
         return {
@@ -502,6 +533,8 @@ class CompiledGraph:
 
     def explain(self) -> str:
         """What runs where, and why, as text."""
+        if self._told is not None:
+            return self._told[0]
         count = operators_of(self.module.graph)
         lines = [f"{self.name}: {count} operators of torch"]
         stages = self._stages
