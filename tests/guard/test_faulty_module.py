@@ -15,11 +15,12 @@ from tests.verify.test_repro import Suspect
 from xrt_core import XRTModule
 from xrt_core.engine import engines
 from xrt_core.guard.record import FailureRecord
+from xrt_core.guard.replay import replay
 from xrt_core.options import AUTO
 from xrt_core.testing.faults import Faulty, RaisesAtCompile, WrongNumbers
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.reference import run_host
-from xrt_core.verify.repro import read_bundle, replay
+from xrt_core.verify.repro import read_bundle
 
 
 @pytest.mark.parametrize(("engine", "stage"), [(RaisesAtCompile, "compile"), (WrongNumbers, "wrong")])

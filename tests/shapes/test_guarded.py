@@ -29,11 +29,13 @@ from xrt_core.frontends.onnx_import import import_model
 from xrt_core.guard import background, composite, worker_pool
 from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.composite import CompositeBuilder, lighter_sizes
+from xrt_core.guard.replay import replay
 from xrt_core.ir.graph import Support
 from xrt_core.passes.sized_graphs import function_at
 from xrt_core.plugins import plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE
 from xrt_core.verify import autotune, evaluate
+from xrt_core.verify.repro import read_bundle
 
 pytestmark = pytest.mark.tiny_clusters
 
@@ -66,6 +68,21 @@ def test_an_executable_that_is_right_for_one_size_is_found() -> None:
     assert not symbolic(m)
     assert len(entries(m)) == 3
     assert "n = 2" in str(m.report())
+
+
+def test_a_bundle_of_symbolic_shapes_is_replayed(tmp_path: pathlib.Path) -> None:
+    """For the sizes that it was found with, and others; it tells for which it fails, and succeeds where it is right."""
+    m = module(product(), "right_for_one_size", **IN_PROCESS | {"cache": "readwrite", "cache_dir": str(tmp_path)})
+    for n in (7, 9):
+        run(m, rows(n))
+    (path,) = tmp_path.rglob("right_for_one_size-wrong-*.xrtbundle")
+    found = read_bundle(path)
+    assert found.function.is_symbolic
+    assert found.sizes == {"n": 9}
+    result = replay(found, tested.RightForOneSize())
+    assert result.fails
+    assert "wrong for n = 2: " in result.text
+    assert not replay(found, tested.Plain()).fails
 
 
 def wide(n: str = "n") -> Any:

@@ -19,12 +19,13 @@ from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler
 from xrt_core.errors import CompileError, ModelLoadError
 from xrt_core.frontends import onnx_export
+from xrt_core.guard.replay import replay
 from xrt_core.ir.function import Parameter
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.testing.functions import node
 from xrt_core.testing.host_engine import HostEngine
 from xrt_core.verify.inputs import synthesize_inputs
-from xrt_core.verify.repro import Bundle, make_bundle, read_bundle, replay, save_bundle, write_bundle
+from xrt_core.verify.repro import Bundle, make_bundle, read_bundle, save_bundle, write_bundle
 
 
 class Suspect(HostEngine):

@@ -45,7 +45,7 @@ def replay(
         answer = results.Replay(fails=fails, then=found.error, now=now)
         return FailedCheck(answer) if fails else answer
     from xrt_core.engine import engines
-    from xrt_core.verify.repro import replay as replay_bundle
+    from xrt_core.guard.replay import replay as replay_bundle
 
     owner = engines.usable(engine or found.engine)
     with working("replaying"):

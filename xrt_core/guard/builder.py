@@ -356,7 +356,7 @@ class ClusterBuilder:
             False,
             launch.ranges,
             self._place,
-            launch.sizes,
+            launch.record.sizes,
         )
 
     def _in_worker(
@@ -424,7 +424,7 @@ class ClusterBuilder:
             "folder": str(folder),
             "fingerprint": function.fingerprint,
             "ranges": launch.ranges,
-            "sizes": dict(launch.sizes),
+            "sizes": dict(launch.record.sizes),
             "host": self._place.device,
             "inputs": None if inputs is None else write_arrays(inputs, folder),
             "engines": [

@@ -91,17 +91,15 @@ class GuardedLaunch(Launch):
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
     the inputs of a first call, as far as they are known. answered: a call that the host answered for the whole graph,
-    until it has been compared. sizes: of the symbols in that call, where the function is
-    symbolic. unwanted: its plan was dropped, and no executable is built any more. cancel: ends the build that runs.
-    synchronize: waits for the device,
-    where the launch has one:
-    what is timed begins and ends with that, so that neither work before it counts nor is work left out.
+    until it has been compared. unwanted: its plan was dropped, and no executable is built any more. cancel: ends the
+    build that runs. synchronize: waits for the device, where the launch has one: what is timed begins and ends with
+    that, so that neither work before it counts nor is work left out.
     """
 
     __slots__ = (
         "_build", "_call", "_checker", "_donated", "_failures", "_looks_at", "_passed", "_schedule", "_settings",
-        "_timed", "answered", "cancel", "expectation", "note", "ranges", "record", "shares_cores", "sizes",
-        "synchronize", "tolerance", "unwanted",
+        "_timed", "answered", "cancel", "expectation", "note", "ranges", "record", "shares_cores", "synchronize",
+        "tolerance", "unwanted",
     )  # fmt: skip
 
     def __init__(
@@ -124,7 +122,6 @@ class GuardedLaunch(Launch):
         self.cancel: Callable[[], None] | None = None
         self.ranges: tuple[Range | None, ...] = ()
         self.answered: Answered | None = None
-        self.sizes: Mapping[str, int] = {}
         self.synchronize: Callable[[], None] | None = None
         self.tolerance: Mapping[str, Tolerance] = {}
         self._settings = settings
@@ -618,7 +615,7 @@ class GuardedLaunch(Launch):
             return self.function
         params = self.function.params
         declared = Declared(tuple(p.name for p in params), tuple(p.dims for p in params), {})
-        return function_at(self.function, {**self.sizes, **declared.bind([a.shape for a in arrays])})
+        return function_at(self.function, {**self.record.sizes, **declared.bind([a.shape for a in arrays])})
 
     # --- failures ------------------------------------------------------------------------------------------------
 

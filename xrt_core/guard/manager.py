@@ -116,7 +116,7 @@ class GuardManager:
         record.number = next(self._numbers)
         launch = GuardedLaunch(function, engine, host, record, self.settings, self, self._build)
         launch.shares_cores = shared
-        launch.sizes = sizes
+        record.sizes = sizes
         launch.synchronize = self._synchronizer(engine)
         with self._lock:
             self.records.append(record)
@@ -491,7 +491,7 @@ class GuardManager:
         error = f"{failure.kind}: {failure.message}"
         try:
             options = compilation.options_for(name)
-            bundle = make_bundle(function, engine, device, options, stage, error, log=failure.log)
+            bundle = make_bundle(function, engine, device, options, stage, error, log=failure.log, sizes=record.sizes)
             return save_bundle(bundle, disk.folder / "bundles")
         except Exception as e:  # a bundle is optional
             self.events.emit("guard.no_bundle", cluster=function.name, reason=f"{type(e).__name__}: {e}")

@@ -12,7 +12,8 @@ import pathlib
 import platform
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -27,9 +28,6 @@ from xrt_core.frontends.onnx_sidecar import NodeRow, describe_nodes, restore_typ
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value, substitute
 from xrt_core.ir.types import STRING, TensorType, dtype_name, float_like
-from xrt_core.verify.checker import ResultChecker
-from xrt_core.verify.inputs import synthesize_inputs
-from xrt_core.verify.isolate import Candidate
 
 FORMAT: Final = 1
 SUFFIX: Final = ".xrtbundle"
@@ -51,7 +49,8 @@ class Bundle:
     """A failure of a function on an engine and device, with options.
 
     stage: "compile", or "wrong" if it did compile. error: its message. inputs: on which it was seen, None for
-    synthesized ones. versions: of the packages involved. log: the tail of what the engine's library printed.
+    synthesized ones. versions: of the packages involved. log: the tail of what the engine's library printed. sizes: of
+    the symbols of a symbolic function, where it was seen.
     """
 
     function: Function
@@ -63,6 +62,7 @@ class Bundle:
     inputs: tuple[np.ndarray, ...] | None
     versions: Mapping[str, str]
     log: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,7 @@ class _Manifest:
     weights: tuple[_Weight, ...]
     types: tuple[NodeRow, ...]
     inputs: tuple[ArrayRow, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Result of a replay. fails: whether the failure was reproduced. text: what happened, human-readable."""
-
-    fails: bool
-    text: str
+    sizes: dict[str, Size] = field(default_factory=dict)
 
 
 def make_bundle(
@@ -111,12 +104,13 @@ def make_bundle(
     error: str,
     inputs: Sequence[np.ndarray] | None = None,
     log: str = "",
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Bundle:
     """The bundle of a failure in this process."""
     versions = {"xrt-core": __version__, "python": platform.python_version(), "numpy": np.__version__}
     versions[engine.name] = engine.fingerprint(device)
     given = None if inputs is None else tuple(inputs)
-    return Bundle(function, engine.name, device, options, stage, error, given, versions, log[-_LOG:])
+    return Bundle(function, engine.name, device, options, stage, error, given, versions, log[-_LOG:], dict(sizes))
 
 
 def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None:
@@ -139,6 +133,7 @@ def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None
         "fingerprint": bundle.function.fingerprint,
         "weights": weights,
         "types": describe_nodes(small),
+        "sizes": dict(bundle.sizes),
         "inputs": None
         if bundle.inputs is None
         else [{"dtype": dtype_name(x.dtype), "shape": list(x.shape)} for x in bundle.inputs],
@@ -184,6 +179,7 @@ def read_bundle(path: pathlib.Path) -> Bundle:
             None if manifest.inputs is None else tuple(inputs),
             manifest.versions,
             archive.read("log.txt").decode("utf-8", "replace"),
+            manifest.sizes,
         )
 
 
@@ -199,26 +195,6 @@ def save_bundle(bundle: Bundle, folder: pathlib.Path, most: int = MAX_BUNDLES) -
     for old in there[: max(len(there) - most, 0)]:
         old.unlink(missing_ok=True)
     return path
-
-
-def replay(bundle: Bundle, engine: Engine, device: str | None = None, seed: int = 0) -> Replay:
-    """Compile and check the function of a bundle on `engine`. Raises XRTError if the host cannot run it."""
-
-    def compile(function: Function, fused: bool) -> Any:
-        here = device or bundle.device
-        compiler = engine.compiler(here, bundle.options)
-        return compiler.compile(function, function.params, function.returns, function.aliases)
-
-    candidate = Candidate(engine.name, compile, engine.tolerance_with(bundle.options))
-    try:
-        executable = candidate.build(bundle.function, bundle.options.fused)
-    except Exception as e:  # whatever an engine raises
-        return Replay(True, f"it does not compile: {type(e).__name__}: {e}")
-    inputs = bundle.inputs or synthesize_inputs(bundle.function, "normal", seed)
-    check = ResultChecker(bundle.function, inputs, seed).check(executable, candidate.tolerance)
-    if check.is_right:
-        return Replay(False, "it compiles, and its results are right")
-    return Replay(True, f"it compiles, and is wrong: {check.reason}")
 
 
 def _without_large(function: Function, large: int) -> tuple[Function, list[dict[str, Any]]]:
