@@ -100,6 +100,30 @@ def read_by_number() -> bytes:
     return b.model([("x", TensorProto.FLOAT, ("batch", "n")), ("mask", TensorProto.FLOAT, ("batch", "total"))], [y])
 
 
+def masked(written: bool = False) -> bytes:
+    """x [s0, s1] times mask [s2, s3], of the same sizes, read by row and column, as torch's exporter writes attention
+    masks: the mask has names of its own, and its length is what is left of its elements. written: mask is written into
+    zeros by the same numbers instead."""
+    b = Builder()
+    zero, one, both = b.constant(0), b.constant(1), b.constant([0])
+    others, columns = (b.op("Gather", b.op("Shape", "mask"), b.constant(axis), axis=0) for axis in (0, 1))
+    rows = b.op("Gather", b.op("Shape", "x"), zero, axis=0)
+    length = b.op("Div", b.op("Mul", others, columns), rows)
+    flat = b.op("Reshape", "mask", b.op("Concat", b.op("Unsqueeze", rows, both), b.constant([-1]), axis=0))
+    row = b.op("Unsqueeze", b.op("Range", zero, rows, one), b.constant([1]))
+    column = b.op("Unsqueeze", b.op("Range", zero, length, one), both)
+    shape = b.op("Shape", b.op("Max", row, column))
+    at = [b.op("Unsqueeze", b.op("Expand", x, shape), b.constant([-1])) for x in (row, column)]
+    index = b.op("Concat", *at, axis=-1)
+    if written:
+        zeros = b.op("Mul", flat, b.constant(0, np.float32))
+        found = b.op("ScatterND", zeros, index, flat)
+    else:
+        found = b.op("GatherND", flat, index)
+    y = b.op("Mul", b.op("Exp", "x"), found)
+    return b.model([("x", TensorProto.FLOAT, ("s0", "s1")), ("mask", TensorProto.FLOAT, ("s2", "s3"))], [y])
+
+
 def found_by_data(read: bool = False) -> bytes:
     """x [n, m] -> a product with the places of its elements that are not zero [3, how many]; read: these elements."""
     b = Builder()

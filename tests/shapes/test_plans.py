@@ -22,6 +22,7 @@ from tests.shapes.models import (
     expanded,
     found_by_data,
     grown,
+    masked,
     pixels,
     read_by_number,
     scanned,
@@ -256,6 +257,26 @@ def test_a_computed_index_is_proven_for_all_sizes(engine: str) -> None:
     assert "its index is computed" not in str(entry.plan.explain())
     with pytest.raises(xrt.XRTError):
         m.run(inputs(2, 9, 8))  # the last row's last number is beyond the mask
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_mask_that_is_read_by_row_and_column(engine: str, written: bool) -> None:
+    """All of it is the engine's, once for all sizes; sizes that the model takes to be equal are a guard."""
+    rng = np.random.default_rng(0)
+    m = xrt.XRTModule(masked(written), engine=engine, **PLAIN)  # type: ignore[arg-type]
+    for b, n in ((2, 5), (3, 4), (1, 2), (4, 7)):
+        x, mask = rng.random((2, b, n), np.float32)
+        np.testing.assert_allclose(run(m, {"x": x, "mask": mask}), np.exp(x) * mask, rtol=1e-5)
+    (entry,) = symbolic(m)
+    (launch,) = entry.plan.launches
+    assert not any(n.op_type == "Div" for n in launch.function.body.nodes)
+    if engine == "onnxruntime":  # the other one's integers have 32 bits
+        assert entry.plan.explain().node_share == 1
+    else:
+        assert any(n.op_type.endswith("ND") for n in launch.function.body.nodes)
+    assert {"s0 - s2 >= 0", "-s0 + s2 >= 0"} <= set(entry.plan.explain().guards)
+    x, mask = rng.random((4, 3), np.float32), rng.random((2, 6), np.float32)  # the same elements otherwise
+    np.testing.assert_allclose(run(m, {"x": x, "mask": mask}), np.exp(x) * mask.reshape(4, 3), rtol=1e-5)
 
 
 def test_dimensions_that_differ_after_all_get_another_plan() -> None:

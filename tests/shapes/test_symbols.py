@@ -13,6 +13,7 @@ from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.symbols import Declared, Expr, Symbol, expression, least, shape_for
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.symbolic_shapes import SymbolicShapes
+from xrt_core.runtime.input_checks import is_within
 
 _B, _N = Expr.of("b"), Expr.of("n")
 
@@ -122,3 +123,36 @@ def test_an_index_that_is_not_proven_leaves_no_guard(rows: int, guards: list[str
         symbolic.follow(node, [v.type for v in node.outputs if v is not None])
     assert sorted(map(str, symbolic.guards)) == guards
     assert bool(symbolic.within) is bool(guards)
+
+
+@pytest.mark.parametrize(
+    ("column", "op", "proven"), [(2, "GatherND", True), (3, "GatherND", False), (2, "ScatterND", True)]
+)
+def test_an_index_of_rows_and_columns(column: int, op: str, proven: bool) -> None:
+    """Each column of the index has its own axis: rows up to n - 1 of n, and a column that is there or not."""
+    int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
+    x, updates = Value("x", TensorType(float32, ("n", 3))), Value("updates", TensorType(float32, ("n",)))
+    n, span, rows, moved, index = (
+        Value(name, TensorType(int64, shape))
+        for name, shape in (
+            ("size", ()), ("span", ("n",)), ("rows", ("n", 1)), ("moved", ("n", 1)), ("index", ("n", 2)),
+        )
+    )  # fmt: skip
+    found = Value("found", updates.type if op == "GatherND" else x.type)
+    zero, one = (Value.constant(np.array(i, np.int64), f"c{i}") for i in (0, 1))
+    columns = Value.constant(np.array([[column]], np.int64), "columns")
+    same = Value("same", TensorType(int64, ("n", 1)))
+    symbolic = SymbolicShapes({"n": Symbol("n")}, {"n": 4})
+    symbolic._known[n] = np.array(Expr.of("n"), object)
+    last = [x, index] if op == "GatherND" else [x, index, updates]
+    for node in (
+        Node("Range", [zero, n, one], [span], version=11),
+        Node("Unsqueeze", [span, Value.constant(np.array([1], np.int64), "axes")], [rows], version=13),
+        Node("Identity", [rows], [moved], version=19),
+        Node("Expand", [columns, Value("target", TensorType(int64, (2,)))], [same], version=13),
+        Node("Concat", [moved, same], [index], {"axis": -1}, version=13),
+        Node(op, last, [found], version=13),
+    ):
+        symbolic.follow(node, [v.type for v in node.outputs if v is not None])
+    assert (index in {v for v, _ in symbolic.within}) is proven
+    assert is_within(Node(op, last, [found], version=13), symbolic.within) is proven

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,12 +16,12 @@ from xrt_core.errors import EngineError, XRTError
 from xrt_core.ir.graph import Graph, Node, Support, Value, engine_at, is_placed, nodes_within
 from xrt_core.ir.inference import infer_types, trip_count
 from xrt_core.ir.op_traits import draws_random, index_input, traits_of
-from xrt_core.ir.types import STRING, Dim, TensorType
+from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, devices_of
 from xrt_core.passes.shape_specialization import is_late
 from xrt_core.passes.sized_graphs import node_at
-from xrt_core.runtime.input_checks import has_symbolic_index, is_within
+from xrt_core.runtime.input_checks import Within, has_symbolic_index, is_within
 
 if TYPE_CHECKING:
     from xrt_core.guard.capability import Answers
@@ -121,7 +121,7 @@ class EngineSupport:
                     engine.prepare()
         return mark_updates(graph, [e.name for e, _ in self._engines], aliases=aliases)
 
-    def _unproven(self, graph: Graph, within: Collection[tuple[Value, Dim]]) -> frozenset[Node]:
+    def _unproven(self, graph: Graph, within: Within) -> frozenset[Node]:
         """The nodes of a graph that no launch can check: their indices come into being within a cluster."""
         looked_at = (n for n in graph.nodes if index_input(n) is not None or (n.attributes and n.subgraphs))
         if self._phase != "inference" or not any(True for _ in looked_at):

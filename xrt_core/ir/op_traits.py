@@ -155,6 +155,23 @@ def index_input(node: Node) -> int | None:
     return _INDEX_INPUTS.get((node.domain, node.op_type))
 
 
+def indexed_axes(node: Node) -> tuple[int, ...] | None:
+    """The axes of the first input that a node's index is for: one, or one for each column of the index. None for
+    operators whose index is no position along axes, and where sizes are unknown."""
+    if node.domain or node.op_type not in _ALONG_AXIS | _BY_COLUMNS or len(node.inputs) < 2:
+        return None
+    x, index = node.inputs[:2]
+    if x is None or index is None or not x.shape or index.shape is None:
+        return None
+    rank, axis, batch = len(x.shape), node.attributes.get("axis", 0), node.attributes.get("batch_dims", 0)
+    if node.op_type in _ALONG_AXIS:
+        return (axis % rank,) if isinstance(axis, int) and -rank <= axis < rank else None
+    width = index.shape[-1] if index.shape else None
+    if not isinstance(batch, int) or not isinstance(width, int) or not 0 < width <= rank - batch:
+        return None
+    return tuple(range(batch, batch + width))
+
+
 def has_checked_input(node: Node) -> bool:
     """Whether the node has an input whose values are looked at before it runs: an index, or a scale."""
     key = (node.domain, node.op_type)
@@ -345,6 +362,8 @@ _OPTIMISERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 )
 
 
+_ALONG_AXIS: Final = frozenset({"Gather", "GatherElements", "Scatter", "ScatterElements"})
+_BY_COLUMNS: Final = frozenset({"GatherND", "ScatterND"})
 _INDEX_INPUTS: Final[Mapping[Key, int]] = MappingProxyType({
     **{("", op): 1 for op in (
         "Gather", "GatherElements", "GatherND", "MaxUnpool", "NegativeLogLikelihoodLoss", "ReverseSequence", "Scatter",

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from xrt_core.ir.graph import Node
 from xrt_core.ir.symbols import Expr
-from xrt_core.passes.symbolic_elements import KnownSizes, constants, dims_of, objects, product_of
+from xrt_core.passes.symbolic_elements import KnownSizes, constants, dims_of, divided_evenly, objects, product_of
 
 _END: Final = (1 << 31) - 1
 """An end of a Slice from which it means the end of the axis."""
@@ -39,11 +39,11 @@ def _reshape_dims(s: KnownSizes, node: Node) -> Dims | None:
     if len(open_) == 1 and all(d is not None for i, d in enumerate(made) if i not in open_):
         total, rest = product_of(dims), product_of([d for i, d in enumerate(made) if i not in open_])
         if total is not None and rest is not None:
-            whole = total.divided(rest)
+            whole = divided_evenly(s, total, rest)
             if whole is None:
                 numbers = [n for d in made if d is not None and (n := d.constant) is not None]
                 symbolic = product_of([d for d in made if d is not None and d.constant is None])
-                total = None if symbolic is None else total.divided(symbolic)
+                total = None if symbolic is None else divided_evenly(s, total, symbolic)
                 size = math.prod(numbers)
                 whole = total // size if total is not None and size > 0 else None
             made[open_[0]] = whole

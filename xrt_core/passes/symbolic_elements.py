@@ -17,13 +17,16 @@ import numpy as np
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.symbols import Bounds, Expr, expression, least, product
-from xrt_core.ir.types import DTYPE_TO_ONNX
+from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType
 from xrt_core.passes.size_ratios import FOLLOWED, Ratio
 
 MOST_ELEMENTS: Final = 64
 """Elements of a tensor that are followed."""
 
 _WIDE_INTEGERS: Final = (DTYPE_TO_ONNX[np.dtype(np.int32)], DTYPE_TO_ONNX[np.dtype(np.int64)])
+
+MOST_COLUMNS: Final = 8
+"""Columns of an index that are followed by themselves."""
 
 Elements = np.ndarray
 """An array of objects: an Expr for each element, None where nothing is known."""
@@ -45,6 +48,9 @@ class KnownSizes(Protocol):
 
     def interval(self, v: Value | None) -> Interval | None:
         """The least and the greatest element that an integer tensor may have; None where nothing is known of it."""
+
+    def columns(self, v: Value | None) -> tuple[Interval | None, ...] | None:
+        """The intervals of the elements in each column of an integer tensor's last axis; None where there are many."""
 
     def bounds(self, e: Expr) -> Bounds:
         """The least and the greatest value of an expression, None where no limit is known."""
@@ -169,10 +175,28 @@ def _elementwise(op: Callable[[KnownSizes, Any, Any], Any]) -> Callable[..., Ele
 def _divided(s: KnownSizes, a: Expr, b: Expr) -> Expr | None:
     """ONNX rounds towards zero, which is down where nothing is negative."""
     divisor, least = b.constant, s.least(a)
-    exact = a.divided(b)
+    exact = divided_evenly(s, a, b)
     if exact is not None:
         return exact
     return a // divisor if divisor is not None and divisor > 0 and least is not None and least >= 0 else None
+
+
+def divided_evenly(s: KnownSizes, a: Expr, b: Expr) -> Expr | None:
+    """The expression that times another gives this one; None where there is none.
+
+    A symbol of the divisor may have the size of one of the dividend in the first call, which makes that a guard:
+    exporters have names of their own for sizes that the program takes to be equal.
+    """
+    exact = a.divided(b)
+    if exact is not None or b.constant is not None:
+        return exact
+    for x in sorted(b.symbols - a.symbols):
+        for y in sorted(a.symbols - b.symbols):
+            found = a.substitute({y: Expr.of(x)}).divided(b)
+            apart = Expr.of(x) - Expr.of(y)
+            if found is not None and s.holds(apart) and s.holds(-apart):
+                return found
+    return None
 
 
 def _equal(s: KnownSizes, a: Expr, b: Expr) -> Expr | None:
@@ -368,5 +392,24 @@ def result_interval(s: KnownSizes, node: Node) -> Interval | None:
             return (a[0] + b[0], a[1] + b[1]) if op == "Add" else (a[0] - b[1], a[1] - b[0])
         least = s.least(a[0]), s.least(b[0])
         return (a[0] * b[0], a[1] * b[1]) if None not in least and min(least) >= 0 else None  # type: ignore[type-var, operator]
-    is_view = traits_of(node).view and op != "BitCast"  # so all elements are the first input's
-    return s.interval(node.inputs[0]) if is_view or op == "Cast" else None
+    return s.interval(node.inputs[0]) if _is_of_first(node) else None
+
+
+def _is_of_first(node: Node) -> bool:
+    """Whether all elements of a result are the first input's."""
+    return node.op_type == "Cast" or (traits_of(node).view and node.op_type != "BitCast")
+
+
+def result_columns(s: KnownSizes, node: Node, result: TensorType) -> tuple[Interval | None, ...] | None:
+    """The ranges of the columns of a result of 64-bit integers, where they are those of columns of inputs."""
+    width, rank = result.shape[-1] if result.shape else None, len(result.shape or ())
+    if not isinstance(width, int) or not 0 < width <= MOST_COLUMNS:
+        return None
+    if node.op_type == "Concat" and node.attributes.get("axis") in (-1, rank - 1):
+        parts = [s.columns(v) for v in node.inputs]
+        whole = [] if any(p is None for p in parts) else [i for p in parts if p is not None for i in p]
+        return tuple(whole) if len(whole) == width else None
+    x = node.inputs[0] if node.inputs else None
+    if x is None or not x.shape or x.shape[-1] != width or not _is_of_first(node) or node.op_type == "Transpose":
+        return None
+    return s.columns(x)

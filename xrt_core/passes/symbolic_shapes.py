@@ -17,17 +17,20 @@ import numpy as np
 
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.op_traits import indexed_axes
 from xrt_core.ir.symbols import Bounds, Expr, Symbol, expression
 from xrt_core.ir.types import Dim, Shape, TensorType, ValueType
 from xrt_core.passes.size_ratios import FOLLOWED, MOST, Ratio
 from xrt_core.passes.symbolic_dims import RULES_OF_ALL_OUTPUTS, SHAPE_RULES, Dims
 from xrt_core.passes.symbolic_elements import (
     ELEMENT_RULES,
+    MOST_COLUMNS,
     MOST_ELEMENTS,
     RATIO_RULES,
     Elements,
     Interval,
     objects,
+    result_columns,
     result_interval,
 )
 
@@ -37,8 +40,8 @@ class SymbolicShapes:
 
     symbols: with their ranges, by name. sizes: of the symbols in the first call. guards: expressions that must not be
     negative for what was found to hold. Where a shape depends on which of two sizes is larger, as that of a Slice does,
-    it is taken as in the first call, and that is a guard. within: values, each with a dimension within which all its
-    elements are indices.
+    it is taken as in the first call, and that is a guard. within: values, each with the dimensions within which its
+    elements are indices: those of one axis, or of an axis for each column.
     """
 
     def __init__(self, symbols: Mapping[str, Symbol], sizes: Mapping[str, int] | None = None) -> None:
@@ -47,7 +50,8 @@ class SymbolicShapes:
         self._known: dict[Value, Elements] = {}
         self._ranges: dict[Value, Interval] = {}
         self._ratios: dict[Value, np.ndarray] = {}
-        self.within: set[tuple[Value, Dim]] = set()
+        self._columns: dict[Value, tuple[Interval | None, ...]] = {}
+        self.within: set[tuple[Value, tuple[Dim, ...]]] = set()
         self.guards: dict[Expr, None] = {}
 
     def types(self, node: Node, types: Sequence[ValueType | None]) -> tuple[ValueType | None, ...]:
@@ -91,6 +95,8 @@ class SymbolicShapes:
         self._note_index(node)
         if isinstance(t, TensorType) and t.dtype == np.int64 and (interval := result_interval(self, node)) is not None:
             self._ranges[node.outputs[0]] = interval
+        if isinstance(t, TensorType) and t.dtype == np.int64 and (columns := result_columns(self, node, t)) is not None:
+            self._columns[node.outputs[0]] = columns
         if not isinstance(t, TensorType) or t.dtype is None:
             return None
         rule, known = ELEMENT_RULES.get(node.op_type), self._known
@@ -125,7 +131,10 @@ class SymbolicShapes:
             begin += t.shape[0]
 
     def simplified(self, node: Node, types: Sequence[ValueType | None]) -> Node | Value:
-        """A Reshape whose shape is a constant, if one is as good; the input, for an Expand that changes nothing."""
+        """A Reshape whose shape is a constant, if one is as good; the input, for an Expand that changes nothing; for a
+        quotient of sizes the value that has it."""
+        if node.op_type == "Div" and not node.domain:
+            return self._with_quotient(node, types[0]) or node
         if node.domain or node.op_type not in ("Reshape", "Expand") or len(node.inputs) != 2:
             return node
         x, target = node.inputs
@@ -146,6 +155,17 @@ class SymbolicShapes:
         shape = Value.constant(np.array(sizes, np.int64), f"{node.name or node.op_type}/shape")
         attributes = {k: a for k, a in node.attributes.items() if k != "allowzero"}
         return node.replace(inputs=[x, shape], attributes=attributes)
+
+    def _with_quotient(self, node: Node, result: ValueType | None) -> Value | None:
+        """The value that has the elements of a quotient of sizes: engines do not divide by what they do not know."""
+        try:
+            found = ELEMENT_RULES["Div"](self, node)
+        except (ArithmeticError, ValueError):
+            return None
+        if found is None or None in found.reshape(-1):
+            return None
+        same = ((v, e) for v, e in self._known.items() if v.type == result and e.shape == found.shape)
+        return next((v for v, e in same if all(a == b for a, b in zip(e.flat, found.flat, strict=True))), None)
 
     # --- what the rules use ---
 
@@ -186,6 +206,13 @@ class SymbolicShapes:
         single = self.number(v)
         return None if single is None else (single, single)
 
+    def columns(self, v: Value | None) -> tuple[Interval | None, ...] | None:
+        """The intervals of the elements in each column of an integer tensor's last axis; None where there are many."""
+        if v is None or v in self._columns:
+            return None if v is None else self._columns[v]
+        width = v.shape[-1] if v.shape else None
+        return (self.interval(v),) * width if isinstance(width, int) and 0 < width <= MOST_COLUMNS else None
+
     def element_dims(self, v: Value) -> Shape | None:
         """The elements of a small tensor in order that are sizes, in integers or floats, as dimensions are written;
         None where nothing is known."""
@@ -216,23 +243,31 @@ class SymbolicShapes:
 
     @property
     def _state(self) -> tuple[Any, ...]:
-        return self._known, self._ranges, self._ratios, self.within, self.guards
+        return self._known, self._ranges, self._ratios, self._columns, self.within, self.guards
 
     def _note_index(self, node: Node) -> None:
-        """Note whether the computed index of a node stays within its dimension, as in the first call."""
-        if node.op_type not in ("Gather", "GatherElements") or node.inputs[0] is None or node.inputs[1] is None:
+        """Note whether the computed index of a node stays within its dimensions, as in the first call."""
+        axes = indexed_axes(node)
+        if axes is None:
             return
-        index, shape, axis = node.inputs[1], node.inputs[0].shape, node.attributes.get("axis", 0)
-        interval = None if index.data is not None else self.interval(index)
-        if interval is None or not shape or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        x, index = node.inputs[:2]
+        assert x is not None
+        assert index is not None
+        assert x.shape is not None
+        whole = self.interval(index)
+        intervals = self.columns(index) if whole is None else (whole,) * len(axes)
+        if index.data is not None or intervals is None or len(intervals) != len(axes):
             return
-        low, high = interval
-        size = expression(shape[axis])
-        if size is not None and self._may_hold(size + low) and self._may_hold(size - high - 1):
-            # both or neither: a guard that proves nothing would only exclude calls
-            self.holds(size + low)
-            self.holds(size - high - 1)
-            self.within.add((index, shape[axis]))
+        dims, bounds = tuple(x.shape[a] for a in axes), list[Expr]()
+        for interval, d in zip(intervals, dims, strict=True):
+            size = expression(d)
+            if size is None or interval is None:
+                return
+            bounds += [size + interval[0], size - interval[1] - 1]
+        if all(map(self._may_hold, bounds)):  # all or none: a guard that proves nothing would only exclude calls
+            for e in bounds:
+                self.holds(e)
+            self.within.add((index, dims))
 
     def least(self, e: Expr) -> int | None:
         """A number that the expression is never below."""

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
-from xrt_core.ir.op_traits import index_input, scale_inputs, traits_of
+from xrt_core.ir.op_traits import index_input, indexed_axes, scale_inputs, traits_of
 from xrt_core.ir.types import Dim
 from xrt_core.runtime.arrays import to_numpy
 
@@ -36,6 +36,10 @@ _FREE: Final = (int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max))
 _MOST_COLUMNS: Final = 64  # that are held to bounds of their own
 _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
 """Moving operators whose results have elements of other inputs than the first."""
+
+
+Within = Collection[tuple["Value | None", tuple[Dim, ...]]]
+"""Indices, each with the dimensions within which its elements, or those of its columns, lie."""
 
 
 class Bounds(Struct, frozen=True):
@@ -182,17 +186,17 @@ def scale_checks(function: Function) -> tuple[tuple[int, ...], bool]:
     return tuple(sorted(found)), senseless
 
 
-def unproven_indices(graph: Graph, within: Collection[tuple[Value, Dim]] = ()) -> frozenset[Node]:
+def unproven_indices(graph: Graph, within: Within = ()) -> frozenset[Node]:
     """The nodes of a graph whose index is computed from other data, and may leave its range for all that is known.
 
     What comes from the graph's inputs and constants alone is not among them: `index_checks` has it. within: indices
-    that are known to lie within a dimension.
+    that are known to lie within dimensions.
     """
     origins = _origins(graph)
     return frozenset(n for n in graph.nodes if any(not _is_proven(m, origins, within) for m in (n, *nodes_within(n))))
 
 
-def _is_proven(node: Node, origins: Origins, within: Collection[tuple[Value, Dim]]) -> bool:
+def _is_proven(node: Node, origins: Origins, within: Within) -> bool:
     position = index_input(node)
     value = node.inputs[position] if position is not None and position < len(node.inputs) else None
     bounds = None if value is None else index_bounds(node)
@@ -494,12 +498,11 @@ def _along_axis(node: Node) -> Bounds | None:
     return _within(size) if isinstance(size, int) else None
 
 
-def is_within(node: Node, within: Collection[tuple[Value, Dim]]) -> bool:
-    """Whether the node's index is among those that are known to lie within their dimension."""
-    if not within or node.domain or node.op_type not in ("Gather", "GatherElements"):
-        return False
-    x, index, axis = node.inputs[0], node.inputs[1], node.attributes.get("axis", 0)
-    return x is not None and index is not None and bool(x.shape) and (index, x.shape[axis]) in within  # type: ignore[index]
+def is_within(node: Node, within: Within) -> bool:
+    """Whether the node's index is among those that are known to lie within their dimensions."""
+    axes = indexed_axes(node) if within else None
+    x = node.inputs[0] if node.inputs else None
+    return axes is not None and (node.inputs[1], tuple(x.shape[a] for a in axes)) in within  # type: ignore[union-attr, index]
 
 
 def has_symbolic_index(node: Node) -> bool:
