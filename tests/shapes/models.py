@@ -124,6 +124,18 @@ def masked(written: bool = False) -> bytes:
     return b.model([("x", TensorProto.FLOAT, ("s0", "s1")), ("mask", TensorProto.FLOAT, ("s2", "s3"))], [y])
 
 
+def positioned(most: int = 12) -> bytes:
+    """x [batch, n, 4] plus embeddings of positions, counted where ids [batch, n] are no padding, as in RoBERTa."""
+    b = Builder()
+    there = b.op("Cast", b.op("Not", b.op("Equal", "ids", b.constant(1))), to=TensorProto.INT32)
+    counted = b.op("Mul", b.op("CumSum", there, b.constant(1)), there)
+    at = b.op("Add", b.op("Cast", counted, to=TensorProto.INT64), b.constant(1))
+    rows = b.op("Add", "x", b.op("Gather", b.weight(most, 4), at))
+    picked = b.op("Gather", rows, b.op("ArgMax", "ids", axis=1, keepdims=0), axis=1)
+    y = b.op("ReduceSum", picked, b.constant([1]), keepdims=0)
+    return b.model([("x", TensorProto.FLOAT, ("batch", "n", 4)), ("ids", TensorProto.INT64, ("batch", "n"))], [y])
+
+
 def found_by_data(read: bool = False) -> bytes:
     """x [n, m] -> a product with the places of its elements that are not zero [3, how many]; read: these elements."""
     b = Builder()

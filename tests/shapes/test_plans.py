@@ -24,6 +24,7 @@ from tests.shapes.models import (
     grown,
     masked,
     pixels,
+    positioned,
     read_by_number,
     scanned,
     tokens,
@@ -277,6 +278,28 @@ def test_a_mask_that_is_read_by_row_and_column(engine: str, written: bool) -> No
     assert {"s0 - s2 >= 0", "-s0 + s2 >= 0"} <= set(entry.plan.explain().guards)
     x, mask = rng.random((4, 3), np.float32), rng.random((2, 6), np.float32)  # the same elements otherwise
     np.testing.assert_allclose(run(m, {"x": x, "mask": mask}), np.exp(x) * mask.reshape(4, 3), rtol=1e-5)
+
+
+def test_positions_that_are_counted(engine: str) -> None:
+    """Sums along an axis and positions in one are bounded by its size: lookups by them are the engine's, up to the
+    length that the table of positions has."""
+    rng = np.random.default_rng(0)
+    m, host = (xrt.XRTModule(positioned(), engine=e, **PLAIN) for e in (engine, "host"))  # type: ignore[arg-type]
+
+    def inputs(b: int, n: int) -> dict[str, np.ndarray]:
+        return {"x": rng.random((b, n, 4), np.float32), "ids": rng.integers(0, 9, (b, n))}
+
+    for b, n in ((2, 5), (3, 4), (1, 2), (4, 10)):
+        given = inputs(b, n)
+        np.testing.assert_allclose(run(m, given), run(host, given), rtol=1e-5)
+    (entry,) = symbolic(m)
+    assert "-n + 10 >= 0" in entry.plan.explain().guards
+    assert sum(n.op_type == "Gather" for x in entry.plan.launches for n in x.function.body.nodes) == 2
+    checks = [c.bounds for x in entry.plan.launches if x.input_checks is not None for c in x.input_checks.indices]
+    assert all((c.low, c.high) == ((-12,), (11,)) for c in checks)  # the table's; a symbol sets no limit
+    long = {"x": rng.random((2, 14, 4), np.float32), "ids": np.zeros((2, 14), np.int64)}
+    with pytest.raises(xrt.XRTError):
+        m.run(long)
 
 
 def test_dimensions_that_differ_after_all_get_another_plan() -> None:

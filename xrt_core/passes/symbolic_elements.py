@@ -25,6 +25,7 @@ MOST_ELEMENTS: Final = 64
 
 _WIDE_INTEGERS: Final = (DTYPE_TO_ONNX[np.dtype(np.int32)], DTYPE_TO_ONNX[np.dtype(np.int64)])
 
+_LARGEST: Final = int(np.iinfo(np.int32).max)
 MOST_COLUMNS: Final = 8
 """Columns of an index that are followed by themselves."""
 
@@ -377,8 +378,21 @@ RATIO_RULES: Final[Mapping[str, Callable[[KnownSizes, Node], Elements | None]]] 
 
 
 def result_interval(s: KnownSizes, node: Node) -> Interval | None:
-    """The range of a result of 64-bit integers, which does not wrap around: it is made of sizes of tensors."""
+    """The range of a result of integers. Those of 64 bits do not wrap around: they are made of sizes of tensors; of 32
+    bits, that the range fits is a guard, if it is not known."""
+    found, result = _interval(s, node), node.outputs[0]
+    if found is None or result is None or result.dtype != np.int32:
+        return found
+    return found if s.holds(found[0] + _LARGEST) and s.holds(_LARGEST - found[1]) else None
+
+
+def _interval(s: KnownSizes, node: Node) -> Interval | None:
     op = node.op_type
+    x = node.inputs[0] if node.inputs else None
+    if op == "Cast" and x is not None and x.dtype is not None and x.dtype.kind == "b":
+        return Expr.of(0), Expr.of(1)
+    if op in ("ArgMax", "ArgMin", "CumSum"):
+        return _along_axis(s, node)
     if op == "Range":
         first, last, step = (s.interval(v) for v in node.inputs)
         if first is None or last is None or step is None or step[0].constant != 1 or step[1].constant != 1:
@@ -393,6 +407,19 @@ def result_interval(s: KnownSizes, node: Node) -> Interval | None:
         least = s.least(a[0]), s.least(b[0])
         return (a[0] * b[0], a[1] * b[1]) if None not in least and min(least) >= 0 else None  # type: ignore[type-var, operator]
     return s.interval(node.inputs[0]) if _is_of_first(node) else None
+
+
+def _along_axis(s: KnownSizes, node: Node) -> Interval | None:
+    """The range of positions along an axis, or of sums of what is not negative."""
+    sums, dims = node.op_type == "CumSum", dims_of(node.inputs[0])
+    given = constants(s, node, 1) if sums else [node.attributes.get("axis", 0)]
+    at = given[0] if given else None
+    size = dims[at] if dims is not None and isinstance(at, int) and -len(dims) <= at < len(dims) else None
+    if size is None or not sums:
+        return None if size is None else (Expr.of(0), size - 1)
+    each = s.interval(node.inputs[0])
+    least = None if each is None else s.least(each[0])
+    return (Expr.of(0), each[1] * size) if each is not None and least is not None and least >= 0 else None
 
 
 def _is_of_first(node: Node) -> bool:

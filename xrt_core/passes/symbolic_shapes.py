@@ -93,10 +93,11 @@ class SymbolicShapes:
             return None
         t = types[0]
         self._note_index(node)
-        if isinstance(t, TensorType) and t.dtype == np.int64 and (interval := result_interval(self, node)) is not None:
-            self._ranges[node.outputs[0]] = interval
-        if isinstance(t, TensorType) and t.dtype == np.int64 and (columns := result_columns(self, node, t)) is not None:
-            self._columns[node.outputs[0]] = columns
+        if isinstance(t, TensorType) and t.dtype in (np.int32, np.int64):
+            if (interval := result_interval(self, node)) is not None:
+                self._ranges[node.outputs[0]] = interval
+            if (columns := result_columns(self, node, t)) is not None:
+                self._columns[node.outputs[0]] = columns
         if not isinstance(t, TensorType) or t.dtype is None:
             return None
         rule, known = ELEMENT_RULES.get(node.op_type), self._known

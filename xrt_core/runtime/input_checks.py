@@ -434,26 +434,24 @@ def _of_columns(columns: Sequence[tuple[Value, int]], wanted: Bounds) -> list[tu
 
 
 def index_bounds(node: Node) -> Bounds | None:
-    """The range of the node's index input; None where sizes are unknown, there is no limit, or the node is at fault."""
+    """The range of the node's index input; None where sizes are unknown, there is no limit, or the node is at fault.
+
+    Symbolic dimensions set no limit: `has_symbolic_index` has what is for them.
+    """
     if node_fault(node) is not None:
         return None
+    axes = indexed_axes(node)
+    if axes is not None:
+        return _along(node, axes)
     op, x = node.op_type, _dims(node, 0)
-    if op in ("Gather", "GatherElements", "Scatter", "ScatterElements"):
-        return _along_axis(node)
     if op == "RoiAlign":
         images = node.inputs[0].shape[0] if node.inputs[0] is not None and node.inputs[0].shape else None
         return Bounds((0,), (images - 1,)) if isinstance(images, int) else None
     if not x:
         return None
-    axes = len(x)
-    if op in ("GatherND", "ScatterND"):
-        batch, at = node.attributes.get("batch_dims", 0), _dims(node, 1)
-        assert isinstance(batch, int)
-        sizes = x[batch : batch + at[-1]] if at else ()
-        return Bounds(tuple(-d for d in sizes), tuple(d - 1 for d in sizes)) if sizes else None
     if op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
         ignored = node.attributes.get("ignore_index")
-        return Bounds((0,), (x[1] - 1,), ignored if isinstance(ignored, int) else None) if axes > 1 else None
+        return Bounds((0,), (x[1] - 1,), ignored if isinstance(ignored, int) else None) if len(x) > 1 else None
     high = _highest(node, x)
     return None if high is None else Bounds((0,), (high,))
 
@@ -485,17 +483,17 @@ def _highest(node: Node, x: tuple[int, ...]) -> int | None:
     return None
 
 
-def _along_axis(node: Node) -> Bounds | None:
-    """The range of indices along one axis, the other sizes of which need not be known."""
-    x, axis = node.inputs[0], node.attributes.get("axis", 0)
-    shape = None if x is None else x.shape
-    assert isinstance(axis, int)
-    if not shape or not -len(shape) <= axis < len(shape):
+def _along(node: Node, axes: Sequence[int], of_symbols: int | None = None) -> Bounds | None:
+    """The range of indices along axes, one or each column's. of_symbols: the size that symbolic dimensions have."""
+    x = node.inputs[0]
+    assert x is not None
+    assert x.shape is not None
+    dims = [x.shape[a] for a in axes]
+    sizes = [of_symbols if isinstance(d, str) else d for d in dims]
+    ranges = [_FREE if d is None else (-d, d - 1) for d in sizes]
+    if all(r == _FREE for r in ranges):
         return None
-    size = shape[axis]
-    if isinstance(size, str):  # of a symbolic dimension all that is known is that it is 1 at least
-        size = 1
-    return _within(size) if isinstance(size, int) else None
+    return Bounds(tuple(low for low, _ in ranges), tuple(high for _, high in ranges))
 
 
 def is_within(node: Node, within: Within) -> bool:
@@ -514,12 +512,14 @@ def has_symbolic_index(node: Node) -> bool:
         return False
     if node.op_type == "RoiAlign":
         return not isinstance(x.shape[0], int)
-    if node.op_type not in ("Gather", "GatherElements", "Scatter", "ScatterElements"):
+    axes = indexed_axes(node)
+    if axes is None:
         return True
-    axis, index = node.attributes.get("axis", 0), node.inputs[1]
-    assert isinstance(axis, int)
-    symbolic = isinstance(x.shape[axis], str) if -len(x.shape) <= axis < len(x.shape) else True
-    return symbolic and (index is None or index.data is None or not _within(1).are_met(index.data))
+    if all(isinstance(x.shape[a], int) for a in axes):
+        return False
+    index = node.inputs[at]
+    least = _along(node, axes, 1)  # all that is known of a symbolic dimension is that it is 1 at least
+    return index is None or index.data is None or least is None or not least.are_met(index.data)
 
 
 def _unpooled(node: Node, x: tuple[int, ...]) -> int:
@@ -530,10 +530,6 @@ def _unpooled(node: Node, x: tuple[int, ...]) -> int:
     pads: Any = node.attributes.get("pads") or (0,) * (2 * rank)
     spatial: list[int] = [(x[2 + i] - 1) * strides[i] - pads[i] - pads[rank + i] + kernel[i] for i in range(rank)]
     return math.prod(x[:2]) * math.prod(spatial)
-
-
-def _within(size: int) -> Bounds:
-    return Bounds((-size,), (size - 1,))
 
 
 def _dims(node: Node, index: int) -> tuple[int, ...]:
