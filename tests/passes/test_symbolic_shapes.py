@@ -200,6 +200,25 @@ def test_the_smaller_of_two_sizes(op: str, expected: str) -> None:
     assert shapes_through(nodes, ("b", "n")) == [expected]
 
 
+def test_quotients_of_what_may_be_negative() -> None:
+    """The length behind convolutions as a program computes it: it is theirs, as long as they leave anything."""
+    make = onnx.helper.make_node
+    constants = {"one": 1, "two": 2, "four": 4}
+    nodes = [
+        *(make("Constant", [], [n], value=onnx.numpy_helper.from_array(np.array([i]))) for n, i in constants.items()),
+        make("Shape", ["x0"], ["n"], start=2),
+        *(make(op, [a, b], [c]) for op, a, b, c in (
+            ("Sub", "n", "four", "a"), ("Div", "a", "two", "d"), ("Add", "d", "one", "m"),
+            ("Sub", "m", "two", "e"), ("Div", "e", "two", "f"), ("Add", "f", "one", "k"),
+        )),
+        make("ConstantOfShape", ["k"], ["y0"]),
+        make("MaxPool", ["x0"], ["p"], kernel_shape=[4], strides=[2]),
+        make("MaxPool", ["p"], ["y1"], kernel_shape=[2], strides=[2]),
+    ]  # fmt: skip
+    length, pooled = shapes_through(nodes, (1, 6, "n"), outputs=2)
+    assert pooled == f"1, 6, {length}"
+
+
 def test_an_axis_that_is_split_between_others() -> None:
     """What is left of a Reshape's size is found where the others are sums: x0 [b, 6, h, w] behind a stride of two."""
     make = onnx.helper.make_node

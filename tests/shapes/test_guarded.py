@@ -104,6 +104,27 @@ def test_a_cluster_is_examined_at_sizes_that_take_little_time() -> None:
     assert lighter_sizes(function, {"n": 4096 + 64}) == {"n": 512}
 
 
+def test_sizes_that_leave_nothing_are_not_examined() -> None:
+    """Of fewer rows than a filter has the convolution gives none: such a call has a plan of its own."""
+    b = Builder()
+    b.op("Conv", "x", b.weight(2, 1, 4, 4), strides=[4, 4], kernel_shape=[4, 4])
+    b.op("ReduceMean", "v0", axes=[1, 2], keepdims=0)
+    model = b.model([("x", TensorProto.FLOAT, ["b", 1, "n", 8])], ["v1"])
+    m = xrt.XRTModule(model, engine="right_for_one_size", guard=False, cache="off", shapes={"x": ("b", 1, "n", 8)})
+    m.run({"x": np.zeros((3, 1, 12, 8), np.float32)})
+    (launch,) = symbolic(m)[0].plan.launches
+    assert composite.other_sizes(launch.function, {"b": 3, "n": 12}) == [{"b": 2, "n": 11}]
+    assert composite.other_sizes(launch.function, {"b": 1, "n": 4}) == []
+    assert composite.other_sizes(product_function(), {"n": 9}) == [{"n": 2}, {"n": 1}]
+
+
+def product_function() -> Any:
+    """The symbolic cluster of `product`."""
+    m = module(product(), "right_for_one_size", guard=False, cache="off", shapes={"x": ("n", 4)})
+    m.run(rows(9))
+    return symbolic(m)[0].plan.launches[0].function
+
+
 def test_sizes_that_the_model_does_not_take_are_not_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then those of the call are."""
     monkeypatch.setattr(composite, "checker_at", lambda function, sizes: None)

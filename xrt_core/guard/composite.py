@@ -305,15 +305,27 @@ def lighter_sizes(function: Function, sizes: Mapping[str, int]) -> Mapping[str, 
 
 
 def other_sizes(function: Function, sizes: Mapping[str, int]) -> list[dict[str, int]]:
-    """Sizes of the symbols of a function other than these, and not larger: all of them different and small, and 1."""
+    """Sizes of the symbols of a function other than these, and not larger: all of them different and small, and 1;
+    where a tensor of the function would be empty with either, as a convolution's result of less than its filter, those
+    that are less by one."""
     small = {name: min(2 + i, size) for i, (name, size) in enumerate(sorted(sizes.items()))}
     least = dict.fromkeys(sizes, 1)
-    found = []
-    for other in (small, least):
-        dims = [size_of(d, other) for p in (*function.params, *function.returns) for d in p.dims]
-        if other != sizes and other not in found and all(d is not None and d > 0 for d in dims):
+    nearly = {name: max(size - 1, 1) for name, size in sizes.items()}
+    found: list[dict[str, int]] = []
+    for other in (small, least, nearly):
+        if other is nearly and found:
+            break
+        if other != sizes and other not in found and _has_elements(function, other):
             found.append(other)
     return found
+
+
+def _has_elements(function: Function, sizes: Mapping[str, int]) -> bool:
+    """Whether all tensors of a symbolic function have elements for these sizes, as far as is known."""
+    ports = [size_of(d, sizes) for p in (*function.params, *function.returns) for d in p.dims]
+    values = (v for n in function.body.nodes for v in n.outputs if v is not None)
+    made = (size_of(d, sizes) for v in values for d in v.shape or ())
+    return all(d is not None and d > 0 for d in ports) and all(d is None or d > 0 for d in made)
 
 
 def checker_at(function: Function, sizes: Mapping[str, int]) -> ResultChecker | None:

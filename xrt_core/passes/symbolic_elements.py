@@ -174,12 +174,11 @@ def _elementwise(op: Callable[[KnownSizes, Any, Any], Any]) -> Callable[..., Ele
 
 
 def _divided(s: KnownSizes, a: Expr, b: Expr) -> Expr | None:
-    """ONNX rounds towards zero, which is down where nothing is negative."""
-    divisor, least = b.constant, s.least(a)
-    exact = divided_evenly(s, a, b)
+    """ONNX rounds towards zero, which is down where nothing is negative: always, or in the first call, with a guard."""
+    divisor, exact = b.constant, divided_evenly(s, a, b)
     if exact is not None:
         return exact
-    return a // divisor if divisor is not None and divisor > 0 and least is not None and least >= 0 else None
+    return a // divisor if divisor is not None and divisor > 0 and s.holds(a) else None
 
 
 def divided_evenly(s: KnownSizes, a: Expr, b: Expr) -> Expr | None:
