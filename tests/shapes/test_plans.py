@@ -7,6 +7,8 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -278,6 +280,46 @@ def test_a_mask_that_is_read_by_row_and_column(engine: str, written: bool) -> No
     assert {"s0 - s2 >= 0", "-s0 + s2 >= 0"} <= set(entry.plan.explain().guards)
     x, mask = rng.random((4, 3), np.float32), rng.random((2, 6), np.float32)  # the same elements otherwise
     np.testing.assert_allclose(run(m, {"x": x, "mask": mask}), np.exp(x) * mask.reshape(4, 3), rtol=1e-5)
+
+
+def test_a_quotient_in_a_branch_is_no_size_of_the_other_one(engine: str) -> None:
+    """Both branches have the length of x, by its shape and by what is left of its elements: each its own."""
+    text = """
+    <ir_version: 8, opset_import: ["": 17]>
+    branches (float[a, b] x) => (float[c] y) {
+        largest = ReduceMax <keepdims = 0> (x)
+        nothing = Constant <value = float {0}> ()
+        go = Greater (largest, nothing)
+        y = If (go) <
+            then_branch = one () => (float[n] y1) {
+                shape = Shape (x)
+                at = Constant <value = int64 {1}> ()
+                length = Gather <axis = 0> (shape, at)
+                flat = Constant <value = int64[1] {0}> ()
+                size = Unsqueeze (length, flat)
+                zeros = ConstantOfShape (size)
+                y1 = Exp (zeros)
+            },
+            else_branch = other () => (float[m] y2) {
+                shape2 = Shape (x)
+                first = Constant <value = int64 {0}> ()
+                rows = Gather <axis = 0> (shape2, first)
+                all = Size (x)
+                left = Div (all, rows)
+                flat2 = Constant <value = int64[1] {0}> ()
+                size2 = Unsqueeze (left, flat2)
+                zeros2 = ConstantOfShape (size2)
+                y2 = Cos (zeros2)
+            }
+        >
+    }
+    """
+    m = xrt.XRTModule(onnx.parser.parse_model(text), engine=engine, **PLAIN)  # type: ignore[arg-type]
+    for a, b in ((2, 3), (3, 5), (4, 2), (1, 6)):
+        for x in (np.ones((a, b), np.float32), np.zeros((a, b), np.float32)):
+            np.testing.assert_array_equal(run(m, {"x": x}), np.ones(b, np.float32))
+    (entry,) = symbolic(m)
+    assert not any(x.trouble for x in entry.plan.launches)
 
 
 def test_positions_that_are_counted(engine: str) -> None:

@@ -131,7 +131,7 @@ class _Specialiser:
             types = self.symbolic.types(node, types)
             if node.domain and not all(map(_is_settled_symbolically, types)):
                 types = self.types_by_body(node, types)
-            simpler = self.symbolic.simplified(node, types)
+            simpler = self.symbolic.simplified(node, types, self.made)
             if isinstance(simpler, Value):
                 new.update((v, simpler) for v in node.outputs if v is not None)
                 return

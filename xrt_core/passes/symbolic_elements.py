@@ -427,7 +427,7 @@ def _is_of_first(node: Node) -> bool:
 
 
 def result_columns(s: KnownSizes, node: Node, result: TensorType) -> tuple[Interval | None, ...] | None:
-    """The ranges of the columns of a result of 64-bit integers, where they are those of columns of inputs."""
+    """The ranges of the columns of a result of integers, where they are those of columns of inputs."""
     width, rank = result.shape[-1] if result.shape else None, len(result.shape or ())
     if not isinstance(width, int) or not 0 < width <= MOST_COLUMNS:
         return None
@@ -438,4 +438,4 @@ def result_columns(s: KnownSizes, node: Node, result: TensorType) -> tuple[Inter
     x = node.inputs[0] if node.inputs else None
     if x is None or not x.shape or x.shape[-1] != width or not _is_of_first(node) or node.op_type == "Transpose":
         return None
-    return s.columns(x)
+    return s.columns(x) if x.dtype == result.dtype or result.dtype == np.int64 else None  # fewer bits wrap around

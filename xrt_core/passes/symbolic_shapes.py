@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,11 +131,11 @@ class SymbolicShapes:
                 self._known[v] = whole[begin : begin + t.shape[0]]
             begin += t.shape[0]
 
-    def simplified(self, node: Node, types: Sequence[ValueType | None]) -> Node | Value:
+    def simplified(self, node: Node, types: Sequence[ValueType | None], before: Iterable[Node] = ()) -> Node | Value:
         """A Reshape whose shape is a constant, if one is as good; the input, for an Expand that changes nothing; for a
-        quotient of sizes the value that has it."""
+        quotient of sizes the value that has it, if a node has made it `before` in this graph or body."""
         if node.op_type == "Div" and not node.domain:
-            return self._with_quotient(node, types[0]) or node
+            return self._with_quotient(node, types[0], before) or node
         if node.domain or node.op_type not in ("Reshape", "Expand") or len(node.inputs) != 2:
             return node
         x, target = node.inputs
@@ -157,7 +157,7 @@ class SymbolicShapes:
         attributes = {k: a for k, a in node.attributes.items() if k != "allowzero"}
         return node.replace(inputs=[x, shape], attributes=attributes)
 
-    def _with_quotient(self, node: Node, result: ValueType | None) -> Value | None:
+    def _with_quotient(self, node: Node, result: ValueType | None, before: Iterable[Node]) -> Value | None:
         """The value that has the elements of a quotient of sizes: engines do not divide by what they do not know."""
         try:
             found = ELEMENT_RULES["Div"](self, node)
@@ -165,8 +165,11 @@ class SymbolicShapes:
             return None
         if found is None or None in found.reshape(-1):
             return None
-        same = ((v, e) for v, e in self._known.items() if v.type == result and e.shape == found.shape)
-        return next((v for v, e in same if all(a == b for a, b in zip(e.flat, found.flat, strict=True))), None)
+        for v in (v for n in before for v in n.outputs if v is not None and v.type == result):
+            known = self._known.get(v)
+            if known is not None and known.shape == found.shape and known.tolist() == found.tolist():
+                return v
+        return None
 
     # --- what the rules use ---
 

@@ -38,6 +38,8 @@ _TUNED: Final = {"engine": AUTO, "guard_verify": False}
 _AGAIN: Final = frozenset((16, 64, 256, 1024, 4096))  # calls of graphs that are compared with eager again
 _PROVEN_SHAPES: Final = 2
 """How many shapes that a plan serves without having been made for them are compared with eager."""
+_MOST_SHAPES: Final = 4096
+"""Shapes that are known to be served at a time."""
 _ATTEMPTS: Final = 32  # translations of one graph; each that fails moves a node to eager
 
 Signature = tuple[tuple[int, ...], ...]
@@ -251,6 +253,8 @@ class CompiledGraph:
         except Exception as e:
             found = e
         if isinstance(found, list) and self._served >= _PROVEN_SHAPES:
+            if len(self._proven) >= _MOST_SHAPES:
+                self._proven = set()
             self._proven.add(signature)
             return found
         torch.set_rng_state(state)
