@@ -400,6 +400,15 @@ def test_what_aotautograd_gets_wrong_ends_in_eager() -> None:
     assert answers.answer is module
 
 
+def test_an_encoder_layer_in_evaluation_is_run_whole() -> None:
+    """torch.nn calls one fused operator for it."""
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(2, 5, 8)
+    call = on_xrt(layer)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), layer(x), rtol=1e-4, atol=1e-5)
+    assert [(g.eager_nodes, g.reason) for g in xrt_torch.graphs(layer)] == [({}, None)]
+
+
 def test_groups_are_normalised_whatever_the_strides() -> None:
     """torch's kernel wants them contiguous; what comes before it may be laid out otherwise than was foreseen."""
 

@@ -12,7 +12,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-import xrt_torch  # noqa: E402
 from xrt_torch import groups, ordering, polynomials, pooling, resampling, special_functions  # noqa: E402
 from xrt_torch.backend import captured  # noqa: E402
 from xrt_torch.compiled import CompiledGraph  # noqa: E402
@@ -392,14 +391,3 @@ def test_layers_of_transformers_in_evaluation(mask_type: int | None) -> None:
     for gelu, first in itertools.product((False, True), repeat=2):
         args = (x, 8, 2, *weights, gelu, first, 1e-5, *norms, *feed, mask, mask_type)
         torch.testing.assert_close(table()[layer](*args), layer(*args), rtol=1e-4, atol=1e-4, equal_nan=True)
-
-
-def test_an_encoder_layer_in_evaluation_is_run_whole() -> None:
-    """torch.nn calls one fused operator for it."""
-    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    call = torch.compile(layer, backend=xrt_torch.backend.xrt, options={"engine": "host", "background": False})
-    x = torch.randn(2, 5, 8)
-    with torch.no_grad():
-        torch.testing.assert_close(call(x), layer(x), rtol=1e-4, atol=1e-5)
-    assert [(g.eager_nodes, g.reason) for g in xrt_torch.graphs(layer)] == [({}, None)]
-    torch._dynamo.reset()

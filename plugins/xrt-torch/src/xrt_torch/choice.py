@@ -15,6 +15,7 @@ import math
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
@@ -83,13 +84,15 @@ class Choice:
         if compiled is None:
             self.answer = self._module
             return
+        module, choice = self._module, weakref.ref(self)  # so that what is forgotten is free at once
 
         def safely(*args: Any) -> Any:
             try:
                 return compiled(*args)
             except Exception as e:
-                results = self._module(*args)  # raises what is wrong with the arguments
-                self._fell(e)
+                results = module(*args)  # raises what is wrong with the arguments
+                if (found := choice()) is not None:
+                    found._fell(e)
                 return results
 
         self._compiled, self.answer = safely, self._while_compiling
