@@ -317,6 +317,27 @@ def test_what_eager_answers_for_good_is_let_go() -> None:
     torch.testing.assert_close(made, model[0].weight.grad)
 
 
+def test_a_graph_that_cannot_be_explained_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that is data about a graph, and the reason."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no words")
+
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    call = on_xrt(model)
+    with torch.no_grad():
+        call(x)
+    (graph,) = xrt_torch.graphs(model)
+    known = set(graph.to_json())
+    monkeypatch.setattr(XRTModule, "explain", broken)
+    graph.release()
+    compiled._compiler.submit(int).result()
+    assert graph._stages is None
+    assert set(graph.to_json()) == known
+    assert graph.to_json()["stages"] == []
+    assert "RuntimeError: no words" in graph.explain()
+
+
 def test_a_graph_that_is_called_once_costs_no_capture() -> None:
     """It is eager's; the second call has AOTAutograd capture it, draws no random number, and gradients are eager's."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), torch.randn(3, 4)

@@ -198,12 +198,13 @@ class CompiledGraph:
             _compiler.submit(self._let_go)
 
     def _let_go(self) -> None:
+        stages = self._stages
         try:
-            self._told = self.explain(), self.to_json()
-        except Exception as e:  # an engine's
-            self._told = f"{self.name}: {describe(e)}", {"name": self.name}
-        stages, self._stages = self._stages, None
-        self._tuned, self._frozen = None, {}
+            told = self.explain(), self.to_json()
+        except Exception as e:  # an engine's, about what it compiled
+            self._stages = None
+            told = f"{self.explain()}\n  its stages are not told: {describe(e)}", self.to_json()
+        self._told, self._stages, self._tuned, self._frozen = told, None, None, {}
         for ran in stages or ():
             if ran.module is not None:
                 ran.module.close()
