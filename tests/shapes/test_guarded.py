@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions
+from xrt_core.errors import ModelLoadError
 from xrt_core.events import EventLog
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.guard import background, composite, worker_pool
@@ -83,6 +85,8 @@ def test_a_bundle_of_symbolic_shapes_is_replayed(tmp_path: pathlib.Path) -> None
     assert result.fails
     assert "wrong for n = 2: " in result.text
     assert not replay(found, tested.Plain()).fails
+    with pytest.raises(ModelLoadError, match="for which sizes of n it was written"):
+        replay(dataclasses.replace(found, sizes={}), tested.Plain())
 
 
 def wide(n: str = "n") -> Any:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from xrt_core.engine.contract import Engine
+from xrt_core.errors import ModelLoadError
 from xrt_core.guard.composite import checker_at, other_sizes
 from xrt_core.ir.function import Function
+from xrt_core.ir.symbols import expression
 from xrt_core.passes.sized_graphs import function_at
 from xrt_core.verify.checker import ResultChecker
 from xrt_core.verify.inputs import synthesize_inputs
@@ -26,7 +28,7 @@ class Replay:
 
 def replay(bundle: Bundle, engine: Engine, device: str | None = None, seed: int = 0) -> Replay:
     """Compile and check the function of a bundle on `engine`; one of symbolic shapes for the sizes for which it failed,
-    and for other ones. Raises XRTError if the host cannot run it."""
+    and for other ones. Raises XRTError if the host cannot run it, ModelLoadError where these sizes are not known."""
 
     def compile(function: Function, fused: bool) -> Any:
         here = device or bundle.device
@@ -48,6 +50,12 @@ def replay(bundle: Bundle, engine: Engine, device: str | None = None, seed: int 
 def _checkers(bundle: Bundle, seed: int) -> Iterator[tuple[str, ResultChecker]]:
     """What checks the results, with the sizes that it is for as text."""
     function = bundle.function
+    used = {s for p in function.params for d in p.dims if (e := expression(d)) is not None for s in e.symbols}
+    if unknown := sorted(used - bundle.sizes.keys()):
+        raise ModelLoadError(
+            f"the bundle does not say for which sizes of {', '.join(unknown)} it was written, as those of earlier "
+            "versions of XRT do not; run the program again that wrote it"
+        )
     static = function_at(function, bundle.sizes)
     inputs = bundle.inputs or synthesize_inputs(static, "normal", seed)
     yield _text(bundle.sizes), ResultChecker(static, inputs, seed)
