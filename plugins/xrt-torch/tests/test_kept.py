@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +18,8 @@ from xrt_torch.backend import xrt as backend  # noqa: E402
 
 from xrt_core.cache.disk import DiskCache  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_graphs")]
 nn = torch.nn
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-    gc.collect()
 
 
 def entries(folder: pathlib.Path) -> list[Any]:

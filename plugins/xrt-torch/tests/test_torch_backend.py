@@ -6,7 +6,6 @@ import copy
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,17 +22,9 @@ from xrt_torch.calls import StageCall  # noqa: E402
 import xrt_core as xrt  # noqa: E402
 from xrt_core.events import process_events  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_graphs")]
 HOST = {"engine": "host", "background": False}
 nn = torch.nn
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-    gc.collect()
 
 
 def on_xrt(model: Any, **options: Any) -> Any:

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,17 +30,9 @@ from xrt_torch.partition import Stage  # noqa: E402
 import xrt_core as xrt  # noqa: E402
 from xrt_core.module import XRTModule  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_graphs")]
 HOST = {"engine": "host", "background": False}
 nn = torch.nn
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-    gc.collect()
 
 
 def on_xrt(model: Any, **options: Any) -> Any:
