@@ -5,6 +5,7 @@
     python benchmarks/torch_backend.py ready [NAME ...]       # until compiled and verified, then again from the cache
     python benchmarks/torch_backend.py training [NAME ...]    # steps, the optimizer included
     python benchmarks/torch_backend.py varying [NAME ...]     # 40 calls, each of a size that no call had before
+    python benchmarks/torch_backend.py meanwhile [NAME ...]   # calls and steps beside XRT's compilation
     python benchmarks/torch_backend.py calls                  # x + 1, and 200 parameters as inputs
 
 Models come from transformers (configurations of base size, shortened to `--layers`, 6), the U-Net is written here. All
@@ -281,6 +282,50 @@ def training(names: Sequence[str], compiled: Sequence[str]) -> None:
         )
 
 
+def meanwhile(names: Sequence[str], layers: int) -> None:
+    """Print what calls and training steps take while XRT compiles, each in a process of its own with an empty cache."""
+    print("| model | | eager alone (ms) | meanwhile: mean / alone | slowest / alone | calls | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        for what in ("call", "step") if name in TRAINED else ("call",):
+            with tempfile.TemporaryDirectory() as folder:
+                found = alone(f"meanwhile-{what}", name, layers, "xrt", {"XRT_CACHE_DIR": folder})
+            eager, mean, slowest, count, seconds = found if len(found) == 5 else [math.nan] * 5
+            row = f"{eager * 1e3:.1f} | {mean / eager:.2f} | {slowest / eager:.1f} | {count:.0f} | {seconds:.0f} |"
+            print(f"| {name} | {what} | {row}", flush=True)
+
+
+def meanwhile_of(name: str, layers: int, is_step: bool) -> None:
+    """In a process of its own: print the seconds of a call of eager; the mean and the most of those by torch.compile,
+    from the one after the graphs are captured until nothing is compiled any more; how many there were; their sum."""
+    import xrt_torch
+
+    model, inputs = made(name, layers, training=is_step)
+    model.train(is_step)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+
+    def run(call: Any) -> float:
+        start = time.perf_counter()
+        if is_step:
+            call(**inputs).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            with torch.no_grad():
+                call(**inputs)
+        return time.perf_counter() - start
+
+    eager = statistics.median([run(model) for _ in range(25)][5:])
+    call = torch.compile(model, backend="xrt")
+    for _ in range(2):
+        run(call)
+    taken = [run(call)]
+    while not xrt_torch.wait(0) and sum(taken) < 240:
+        taken.append(run(call))
+    print(eager, statistics.fmean(taken), max(taken), len(taken), sum(taken), flush=True)
+    os._exit(0)
+
+
 def alone(what: str, name: str, layers: int, backend: str, env: dict[str, str] | None = None) -> list[float]:
     """The seconds that a process of its own prints last; NaN where it fails."""
     command = [sys.executable, __file__, what, name, "--layers", str(layers), "--backends", backend]
@@ -403,7 +448,13 @@ def calls() -> None:
 def main() -> None:
     """Print what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ("inference", "varying", "first", "first-of", "ready", "ready-of", "training", "calls")
+    of = {
+        "first-of": first_of,
+        "ready-of": ready_of,
+        "meanwhile-call": lambda name, layers, _: meanwhile_of(name, layers, is_step=False),
+        "meanwhile-step": lambda name, layers, _: meanwhile_of(name, layers, is_step=True),
+    }
+    kinds = ("inference", "varying", "first", "ready", "training", "meanwhile", "calls", *of)
     parser.add_argument("what", choices=kinds)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--layers", type=int, default=LAYERS)
@@ -411,9 +462,8 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     backends = args.backends.split(",")
-    if args.what in ("first-of", "ready-of"):
-        of = first_of if args.what == "first-of" else ready_of
-        of(args.names[0], args.layers, backends[0])
+    if args.what in of:
+        of[args.what](args.names[0], args.layers, backends[0])
         return
     print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads()}))
     if args.what == "inference":
@@ -422,6 +472,8 @@ def main() -> None:
         varying(args.names or ("bert", "gpt2", "resnet", "mobilenet", "unet"), args.layers, backends)
     elif args.what == "training":
         training(args.names or TRAINED, backends)
+    elif args.what == "meanwhile":
+        meanwhile(args.names or ("bert", "gpt2", "resnet"), args.layers)
     elif args.what == "ready":
         ready(args.names or ("bert",), args.layers, backends)
     elif args.what == "first":

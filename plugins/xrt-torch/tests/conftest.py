@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +13,12 @@ import pytest
 def fresh_graphs() -> Iterator[None]:
     """The graphs that `xrt_torch.graphs` tells of are the test's own, whatever a test before it left."""
     import torch
-    from xrt_torch import compiled
+    from xrt_torch import background, compiled
 
     torch.manual_seed(0)
+    until = time.monotonic() + 60
+    while background.is_busy() and time.monotonic() < until:
+        time.sleep(0.01)
     torch._dynamo.reset()
     compiled.known.clear()
     yield

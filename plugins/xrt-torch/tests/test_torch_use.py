@@ -22,7 +22,7 @@ pytest.importorskip("onnxscript")
 
 import xrt_torch  # noqa: E402
 from torch.fx import traceback  # noqa: E402
-from xrt_torch import choice, compiled, translation  # noqa: E402
+from xrt_torch import background, choice, compiled, translation  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.choice import Choice  # noqa: E402
 from xrt_torch.partition import Stage  # noqa: E402
@@ -294,7 +294,7 @@ def test_what_eager_answers_for_good_is_let_go() -> None:
             t.seconds = seconds
     assert answers._is_decided(at_once=False)
     assert answers.answer is model
-    compiled._compiler.submit(int).result()
+    background.compiler.submit(int).result()
     assert [g._stages for g in graphs] == [None, None]
     assert all(m._pipeline.services.guard is None or m._pipeline.services.guard.closed for m in modules)
     for text in (xrt_torch.explain(model), str([g.to_json()["stages"] for g in graphs])):
@@ -322,7 +322,7 @@ def test_a_graph_that_cannot_be_explained_is_let_go(monkeypatch: pytest.MonkeyPa
     known = set(graph.to_json())
     monkeypatch.setattr(XRTModule, "explain", broken)
     graph.release()
-    compiled._compiler.submit(int).result()
+    background.compiler.submit(int).result()
     assert graph._stages is None
     assert set(graph.to_json()) == known
     assert graph.to_json()["stages"] == []
@@ -570,6 +570,55 @@ def test_the_quicker_side_answers_where_sizes_vary() -> None:
     for _ in range(3):
         answers.answer(4, torch.ones(4))
     assert seen == ["xrt"] * 3
+
+
+def test_what_decides_for_good_is_timed_when_xrt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timings beside a compilation say little; but where that does not end, they are taken."""
+    made = torch.compile(torch.sin, backend=backend, dynamic=True, options=HOST)
+    for n in (3, 4, 5, 6):
+        made(torch.ones(n))
+    graphs, seen = xrt_torch.graphs(), []
+    answers = Choice(
+        lambda n, x: seen.append("eager") or (x,), lambda: lambda n, x: seen.append("xrt") or (x,), graphs, race=True
+    )
+    release = threading.Event()
+    work = background.compiler.submit(release.wait)
+    for _ in range(40):
+        answers.answer(4, torch.ones(4))
+    assert set(seen[1:]) == {"eager"}
+    monkeypatch.setattr(choice, "_BUSY_SECONDS", 0.0)
+    for _ in range(4):
+        answers.answer(4, torch.ones(4))
+    assert set(seen[-4:]) == {"eager", "xrt"}
+    monkeypatch.undo()
+    release.set()
+    work.result()
+    while background.is_busy():
+        time.sleep(0.01)
+    seen.clear()
+    for _ in range(4):
+        answers.answer(4, torch.ones(4))
+    assert set(seen) == {"eager", "xrt"}
+
+
+def test_threads_beside_a_compilation() -> None:
+    """While XRT works there are more OpenMP threads than processors, so that none spins, and turns at the interpreter
+    are short; afterwards both are as before."""
+
+    def state() -> tuple[bool, float]:
+        return any(t.name == "xrt-torch-team" for t in threading.enumerate()), sys.getswitchinterval()
+
+    usual, begun, release = sys.getswitchinterval(), threading.Event(), threading.Event()
+    jobs = [background.compiler.submit(lambda: begun.set() or release.wait()), background.tuner.submit(release.wait)]
+    begun.wait()
+    assert state() == (True, pytest.approx(2e-4))
+    release.set()
+    for j in jobs:
+        j.result()
+    until = time.monotonic() + 30
+    while state() != (False, usual) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert state() == (False, usual)
 
 
 def test_a_first_call_that_is_eagers() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from xrt_torch.background import ending
 from xrt_torch.partition import Stage
 
 _PLAIN: Final = frozenset(
@@ -21,10 +21,6 @@ _PLAIN: Final = frozenset(
 )  # fmt: skip
 _LARGE: Final = 1 << 20  # bytes
 _DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
-
-ending: Final = threading.Event()
-"""Set when the program ends, before the threads of executors are joined: what they wait for is of no use any more."""
-threading._register_atexit(ending.set)  # type: ignore[attr-defined]
 
 
 class Ending(Exception):

@@ -3,8 +3,8 @@
 The first call is eager's, and the graph is captured further at the second one: what is called once costs no more than
 TorchDynamo. While XRT compiles, eager answers. Once XRT's results agree with eager's, the two take turns for a few
 calls, each timed with its backward pass, and the quicker one answers from then on. They do so again when XRT has found
-a quicker engine. Of graphs whose sizes vary more calls are timed, and compared for one size. Where eager answers for
-good, what XRT compiled is let go.
+a quicker engine. What decides for good is not timed while XRT compiles anything. Of graphs whose sizes vary more calls
+are timed, and compared for one size. Where eager answers for good, what XRT compiled is let go.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import torch
 
 from xrt_core.errors import describe
 from xrt_core.events import process_events
+from xrt_torch.background import is_busy
 from xrt_torch.compiled import CompiledGraph
 
 _TURNS: Final = 4  # timed calls of each side, of which the first does not count
 _TURNS_OF_SIZES: Final = 9  # the same, where sizes vary
 _PATIENCE: Final = 32  # calls after which the timings must do, though backward passes are missing
+_BUSY_SECONDS: Final = 60.0  # after which they are taken though XRT is busy
 
 Call = Callable[..., Any]
 
@@ -57,6 +59,8 @@ class Choice:
         self._lock = threading.Lock()
         self._capturing = threading.RLock()  # a hook of torch's may call the graph that is being captured
         self._turn = 0
+        self._meanwhile: Call = module  # the side that answers until there are timings
+        self._waits_since: float | None = None
         self._timings: dict[bool, list[_Timing]] = {True: [], False: []}  # of XRT, of eager
         if at_once:
             self._captured()
@@ -126,6 +130,8 @@ class Choice:
         """A timed call of the side whose turn it is."""
         if self._is_dynamic and any(g.is_compiling for g in self._graphs):
             return self._module(*args)
+        if self._awaits_quiet():
+            return self._meanwhile(*args)
         with self._lock:
             turn = self._turn
             self._turn += 1
@@ -138,6 +144,15 @@ class Choice:
             self._timings[on_xrt].append(timing)
         return results
 
+    def _awaits_quiet(self) -> bool:
+        """Whether timings would decide for good, and XRT is busy with this graph or another, though not for long."""
+        if not is_busy() or not all(g.is_tuned for g in self._graphs):
+            return False
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
+        return now - self._waits_since < _BUSY_SECONDS
+
     def _is_decided(self, at_once: bool) -> bool:
         """Whether there are enough timings; then the quicker side is the answer. at_once: those there are must do."""
         known = [[t for t in self._timings[side] if at_once or t.is_done(is_over=True)][1:] for side in (True, False)]
@@ -149,6 +164,7 @@ class Choice:
         if self._is_dynamic:  # other sizes may need a compilation
             self._race = False
         self.answer = (self._while_compiling if self._is_dynamic else self._compiled) if keeps else self._module
+        self._meanwhile, self._waits_since = self.answer, None
         for t in itertools.chain(*self._timings.values()):
             t.close()
         self._timings = {True: [], False: []}

@@ -9,7 +9,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
@@ -20,7 +20,8 @@ import xrt_core as xrt
 from xrt_core.errors import describe
 from xrt_core.events import Kind, process_events
 from xrt_core.options import AUTO, resolve
-from xrt_torch.calls import Ending, StageCall, ending
+from xrt_torch.background import compiler, ending, tuner
+from xrt_torch.calls import Ending, StageCall
 from xrt_torch.complex_numbers import has_complex, in_real_numbers
 from xrt_torch.kept import KeptGraph, TranslationFile
 from xrt_torch.partition import VIEWS, Stage, copy_of, operators_of, reason_for_eager, stages_of
@@ -28,8 +29,6 @@ from xrt_torch.partition import VIEWS, Stage, copy_of, operators_of, reason_for_
 known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """The graphs that exist."""
 _numbers = itertools.count()
-_compiler: Final = ThreadPoolExecutor(1, "xrt-torch")
-_tuner: Final = ThreadPoolExecutor(1, "xrt-torch-tuner")
 _TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
 _FIRST: Final = {"guard_verify": False, "guard_tune": False}
 """Options of what is compared with eager in place of the guard's reference: the first engine that takes the graph."""
@@ -195,7 +194,7 @@ class CompiledGraph:
         `explain` tells what there was."""
         self._is_released = True
         with contextlib.suppress(RuntimeError):  # the interpreter is ending
-            _compiler.submit(self._let_go)
+            compiler.submit(self._let_go)
 
     def _let_go(self) -> None:
         stages = self._stages
@@ -272,7 +271,7 @@ class CompiledGraph:
                 work.set_result(None)
 
         try:
-            _compiler.submit(run, [a.detach() if isinstance(a, torch.Tensor) else a for a in args])
+            compiler.submit(run, [a.detach() if isinstance(a, torch.Tensor) else a for a in args])
         except Exception as e:  # the interpreter is ending, or a tensor is of a class of its own
             self._fall_back("compile", e)
             work.set_result(None)
@@ -435,7 +434,7 @@ class CompiledGraph:
                 return
             like = [_zeros_like(a) if isinstance(a, torch.Tensor) else a for a in args]
             try:
-                self._tuning = _tuner.submit(_tune, weakref.ref(self), self._stages, like)
+                self._tuning = tuner.submit(_tune, weakref.ref(self), self._stages, like)
             except RuntimeError:  # the interpreter is ending
                 self._tunes = False
 

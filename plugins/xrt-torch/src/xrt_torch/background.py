@@ -1,0 +1,89 @@
+"""Background work: the threads on which XRT compiles and tunes while a program of torch's runs.
+
+Torch's operators divide their work among a team of OpenMP threads, one for each processor, which wait for each other by
+spinning. Beside a thread that compiles, one of a team waits for a processor while the others spin on theirs, so that
+each operator takes a time slice of the system: decoding that takes 2 ms a token took 20 to 130. GNU's OpenMP, which
+torch is built with on Linux, spins for a moment only where a process has more OpenMP threads than processors
+(https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html); so it gets a second team for that time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import torch
+
+from xrt_core.host.interpreter_turns import shorter_turns
+
+_DIVIDED: Final = 1 << 17
+"""Elements that torch divides among several threads: it gives each 32768 at least."""
+
+ending: Final = threading.Event()
+"""Set when the program ends, before the threads of executors are joined: what they wait for is of no use any more."""
+threading._register_atexit(ending.set)  # type: ignore[attr-defined]
+
+
+class BackgroundThread:
+    """A thread that does work in order, one piece at a time."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, name)
+
+    def submit(self, work: Callable[..., None], *args: Any) -> Future[None]:
+        """Have `work(*args)` done. Raises RuntimeError where the interpreter is ending."""
+        _busy.begin()
+        try:
+            future = self._pool.submit(_in_short_turns, work, *args)
+        except BaseException:
+            _busy.end()
+            raise
+        future.add_done_callback(lambda _: _busy.end())
+        return future
+
+
+def _in_short_turns(work: Callable[..., None], *args: Any) -> None:
+    with shorter_turns():
+        work(*args)
+
+
+class _Busy:
+    """How much work is queued or done. While there is some, a thread with an OpenMP team exists."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def begin(self) -> None:
+        with self._lock:
+            self.count += 1
+            if self.count > 1:
+                return
+            self._done = threading.Event()
+            with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is ending
+                threading.Thread(target=_hold_team, args=(self._done,), name="xrt-torch-team", daemon=True).start()
+
+    def end(self) -> None:
+        with self._lock:
+            self.count -= 1
+            if not self.count:
+                self._done.set()
+
+
+def _hold_team(done: threading.Event) -> None:
+    torch.ones(_DIVIDED).add_(1)  # the team stays as long as the thread whose operator made it
+    done.wait()
+
+
+_busy: Final = _Busy()
+compiler: Final = BackgroundThread("xrt-torch")
+tuner: Final = BackgroundThread("xrt-torch-tuner")
+
+
+def is_busy() -> bool:
+    """Whether XRT compiles or tunes for any graph of torch's, so that what is timed now says little."""
+    return _busy.count > 0
