@@ -43,6 +43,7 @@ from xrt_core.engine.contract import (
     Tolerance,
 )
 from xrt_core.engine.device_kinds import device_kind, kinds, number_of
+from xrt_core.engine.interpreter_turns import usual_interval
 from xrt_core.errors import (
     CompileError,
     EngineError,
@@ -347,7 +348,7 @@ ASPECTS: Final[Mapping[str, Aspect]] = {
         Aspect("the priority", lambda: os.getpriority(os.PRIO_PROCESS, 0), rejects="always"),
         Aspect("resource limits", _limits, rejects="always"),
         Aspect("the garbage collector", lambda: (gc.isenabled(), gc.get_threshold()), _set_collector, rejects="always"),
-        Aspect("the switch interval", sys.getswitchinterval, sys.setswitchinterval, rejects="always"),
+        Aspect("the switch interval", usual_interval, sys.setswitchinterval, rejects="always"),
         Aspect("the environment", lambda: dict(os.environ)),
         Aspect("warnings filters", lambda: list(warnings.filters)),
         Aspect("the root logger", _root_logger),

@@ -5,11 +5,12 @@ Imports little, as it exists before the first answer; what compilation needs is 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
@@ -191,10 +192,8 @@ class BackgroundCompiler:
             return
         record.state = "planning"
         task = BackgroundTask(self, lambda: not (self.closed or record.done.is_set() or plan.is_dropped))
-        from xrt_core.host.blas_threads import fewer_blas_threads
-
         try:
-            with fewer_blas_threads():  # a worker starts, and is asked what engines take
+            with beside_the_caller():  # a worker starts, and is asked what engines take
                 call_with_timeout(self.settings.timeout, _prepare, plan, inputs, task)
             record.state = "planned"
             record.done.set()
@@ -213,6 +212,16 @@ class BackgroundCompiler:
             plan.postpone(self.settings.retry)
             self.events.fallback(cluster=record.name, engine=self._engines, stage="plan", kind=kind, error=message)
         record.done.set()
+
+
+@contextlib.contextmanager
+def beside_the_caller() -> Iterator[None]:
+    """In the body, which may compute for seconds, calls of other threads get processors and the interpreter soon."""
+    from xrt_core.engine.interpreter_turns import shorter_turns
+    from xrt_core.host.blas_threads import fewer_blas_threads
+
+    with fewer_blas_threads(), shorter_turns():
+        yield
 
 
 _compilers: weakref.WeakSet[BackgroundCompiler] = weakref.WeakSet()

@@ -29,6 +29,7 @@ from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.engine.forking import each_in_forked_process
 from xrt_core.errors import XRTError, describe
 from xrt_core.events import EventLog, Kind
+from xrt_core.guard.background import beside_the_caller
 from xrt_core.guard.builder import ClusterBuilder, kind_of, runs_alike
 from xrt_core.guard.capability import Capabilities
 from xrt_core.guard.ipc import ArtifactExchange
@@ -37,7 +38,6 @@ from xrt_core.guard.launch import GuardedLaunch, HostRun
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, call_with_timeout, in_background, is_shutting_down
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_pool
-from xrt_core.host.blas_threads import fewer_blas_threads
 from xrt_core.host.freed_memory import give_back
 from xrt_core.host.place import HostPlace, synchronize
 from xrt_core.ir.function import Function, operators_of
@@ -223,7 +223,7 @@ class GuardManager:
             found = reference()
             if found is not None:
                 # the caller of a synchronous guard waits; that of another one computes meanwhile
-                with fewer_blas_threads() if self.settings.asynchronous else contextlib.nullcontext():
+                with beside_the_caller() if self.settings.asynchronous else contextlib.nullcontext():
                     self._run_build(found, inputs, slot)
 
         with self._lock:
@@ -436,7 +436,7 @@ class GuardManager:
         def work(slot: WorkerSlot) -> None:
             found = reference()
             if found is not None and not self.closed:
-                with fewer_blas_threads():
+                with beside_the_caller():
                     self._race(found, reason, slot)
 
         with self._lock:
@@ -461,7 +461,7 @@ class GuardManager:
         def work(slot: WorkerSlot) -> None:
             found = reference()
             if found is not None and not self.closed:
-                with fewer_blas_threads():
+                with beside_the_caller():
                     self._search(found, given, slot)
 
         with contextlib.suppress(WorkerFailure):  # the pool is closed

@@ -14,6 +14,7 @@ from threading import get_ident
 from typing import Any, Final
 
 from xrt_core.engine.forking import in_forked_process
+from xrt_core.engine.interpreter_turns import shorter_turns
 from xrt_core.guard.timeouts import Cancelled, native_call
 from xrt_core.host.blas_threads import fewer_blas_threads
 
@@ -172,7 +173,7 @@ class ComparisonThread:
         while True:
             work = self._work.get()
             try:
-                with native_call(), fewer_blas_threads(1):
+                with native_call(), fewer_blas_threads(1), shorter_turns():
                     work()
             except Cancelled:
                 return

@@ -30,7 +30,6 @@ from xrt_core.files import decode
 from xrt_core.guard import timeouts
 from xrt_core.guard.ipc import Message, new_folder
 from xrt_core.guard.timeouts import BackgroundTask
-from xrt_core.host.interpreter_turns import shorter_turns
 
 LOG_BYTES: Final = 8192
 """Bytes of the end of a worker's log that are kept with a failure."""
@@ -420,8 +419,7 @@ class WorkerPool:
             job = self._jobs.get()
             slot.job = job
             try:
-                with shorter_turns():
-                    job.work(slot)
+                job.work(slot)
             except BaseException:  # SystemExit too: the thread serves the next job
                 logger.exception("a job of the guard failed")
             finally:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from xrt_core.host.interpreter_turns import shorter_turns
+from xrt_core.engine.interpreter_turns import shorter_turns
 
 _DIVIDED: Final = 1 << 17
 """Elements that torch divides among several threads: it gives each 32768 at least."""

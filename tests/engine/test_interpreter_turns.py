@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from xrt_core.host.interpreter_turns import shorter_turns
+from xrt_core.engine.boundary import changed, snapshot
+from xrt_core.engine.interpreter_turns import shorter_turns
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +48,23 @@ def test_what_somebody_sets_meanwhile_stays(own: float) -> None:
     with shorter_turns():
         assert sys.getswitchinterval() == pytest.approx(min(own, 2e-4))
     assert sys.getswitchinterval() == pytest.approx(own)
+
+
+def test_it_is_no_change_of_an_engines() -> None:
+    """What an engine leaves changed is found beside a body of another thread, and a body is not taken for it."""
+    before = snapshot()
+    with shorter_turns():
+        assert not [a.name for a in changed(before, snapshot()) if "interval" in a.name]
+        sys.setswitchinterval(0.01)
+        assert "the switch interval" in [a.name for a in changed(before, snapshot())]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_forked_meanwhile_has_the_usual_interval() -> None:
+    """Its bodies are the parent's."""
+    with shorter_turns():
+        child = os.fork()
+        if not child:
+            os._exit(abs(sys.getswitchinterval() - 5e-3) > 1e-4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
+from xrt_core.engine.forking import in_forked_process
+
 _INTERVAL: Final = 2e-4
 """Seconds of a turn: some ten times what it takes to hand the lock over to a thread that sleeps."""
 _lock = threading.RLock()  # a signal's handler may compute as well
@@ -44,5 +46,22 @@ def shorter_turns() -> Iterator[None]:
                 sys.setswitchinterval(_before)
 
 
+def usual_interval() -> float:
+    """Seconds of the switch interval outside of such bodies."""
+    now = sys.getswitchinterval()
+    with _lock:
+        return _before if _bodies and _is_ours(now) else now
+
+
 def _is_ours(interval: float) -> bool:
-    return abs(interval - _INTERVAL) < 1e-6  # it is kept in whole microseconds
+    return abs(interval - _INTERVAL) < 5e-6  # it is kept in whole microseconds, rounded down at each setting
+
+
+def _after_fork() -> None:
+    global _lock, _bodies
+    _lock = threading.RLock()
+    sys.setswitchinterval(usual_interval())
+    _bodies = 0
+
+
+in_forked_process(_after_fork)
