@@ -711,6 +711,35 @@ def test_the_fastest_engine_follows_the_first(monkeypatch: pytest.MonkeyPatch, i
     assert graph._stages[0].module is made[is_right][0]
 
 
+@pytest.mark.parametrize("engine", [None, "onnxruntime"])
+def test_where_results_differ_the_guard_verifies(monkeypatch: pytest.MonkeyPatch, engine: str | None) -> None:
+    """Until then they are compared with eager alone, whoever named the engine: inputs of a graph of training are all
+    parameters, of which the guard's verification would make several sets."""
+    monkeypatch.setenv("XRT_GUARD", "1")
+    made: list[dict[str, Any]] = []
+    init, run = xrt.XRTModule.__init__, compiled.CompiledGraph._on_xrt
+
+    def noted(self: Any, model: Any, **options: Any) -> None:
+        made.append(options)
+        init(self, model, **{**options, "guard": False, "engine": "host"})
+
+    def wrong_at_first(self: Any, args: Any, stages: Any = None) -> Any:
+        results = run(self, args, stages)
+        return results if len(made) > 1 else [r + 1 for r in results]
+
+    monkeypatch.setattr(compiled.xrt.XRTModule, "__init__", noted)
+    monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", wrong_at_first)
+    x, call = (
+        torch.randn(3, 4),
+        torch.compile(lambda x: x.sin() * 2, backend=backend, options={"engine": engine, "background": False}),
+    )
+    for _ in range(4):
+        torch.testing.assert_close(call(x), x.sin() * 2)
+    assert ["guard_verify" in o for o in made] == [True, False]
+    (graph,) = xrt_torch.graphs()
+    assert graph.reason is None
+
+
 def test_a_program_ends_while_something_is_compiled() -> None:
     """It does not wait for engines that nobody will call."""
     script = (

@@ -118,7 +118,7 @@ class CompiledGraph:
         self._frozen: dict[str, _Frozen] = {}
         # results are compared with eager's own numbers: the guard's reference would be slower
         named = [n for n in options if n == "guard" or n.startswith("guard_")]
-        self._is_quick = not named and any_engine_will_do(options)
+        self._is_quick = not named
         self._seconds: tuple[float, float] | None = None
         self._lock = threading.Lock()
         self._inputs = [n.name for n in _placeholders(module)]
@@ -131,7 +131,7 @@ class CompiledGraph:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
         self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
-        is_auto = self._is_quick and resolve(options).auto
+        is_auto = self._is_quick and any_engine_will_do(options) and resolve(options).auto
         self._varying = [i for i, n in enumerate(_placeholders(module)) if _varies(n.meta.get("val"))]
         self._tunes = is_auto and background and not self.is_dynamic
         self._quick = _TUNED if is_auto and (kind == "inference" or self.is_dynamic) and not self._tunes else _FIRST
