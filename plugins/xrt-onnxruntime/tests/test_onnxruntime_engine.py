@@ -158,8 +158,8 @@ def _divided(divisor: np.ndarray | None) -> Node:
     return Node("Div", [Value("x", t), Value("d", t, divisor)], [Value("y", t)], version=14)
 
 
-def _scatter(reduction: str) -> Node:
-    x, updates, y = _value("x", F32, 2, 2), _value("u", F32, 2), _value("y", F32, 2, 2)
+def _scatter(reduction: str, rows: int = 2) -> Node:
+    x, updates, y = (Value(n, TensorType(F32, s)) for n, s in (("x", (rows, 2)), ("u", (2,)), ("y", (rows, 2))))
     indices = _value("i", np.int64, 2, 2)
     return Node("ScatterND", [x, indices, updates], [y], {"reduction": reduction}, version=18, name="n")
 
@@ -168,6 +168,7 @@ def _scatter(reduction: str) -> Node:
     ("node", "reason"),
     [
         (_scatter("min"), "passes over NaN"),
+        (_scatter("add", 0), "no elements"),
         (_node("Relu", TensorType(F32, (None, 3)), version=14), "every dimension must be known"),
         (_node("Relu", TensorType(F32, None), version=14), "dtype and rank must be known"),
         (_node("Identity", TensorType(STRING, (2,)), version=14), "is string"),
@@ -438,6 +439,39 @@ def test_no_node_is_refused_for_the_number_of_its_version() -> None:
     m = XRTModule(helper.make_model(graph), engine="onnxruntime", prune=False, cache="off", guard=False)
     np.testing.assert_array_equal(m(np.array([0.3, 1, -2], np.float32)), [0.5, 1, -2])
     assert [n.op_type for n in m.partitioned().nodes if n.op_type not in ("Cast", "Launch")] == ["EngineInputConvert"]
+
+
+@pytest.mark.parametrize("reduction", ["add", "mul"])
+@pytest.mark.parametrize(
+    ("shape", "indices"),
+    [
+        ((60, 1024), (2048, 1)),
+        ((5, 4, 700), (8, 64, 2)),
+        ((3, 2, 2), (3000, 3)),
+        ((4, 3, 1, 5), (2, 2, 1)),
+        ((7,), (5, 1)),
+    ],
+    ids=str,
+)
+def test_updates_of_one_element_are_all_reduced(
+    engine: OnnxRuntimeEngine, shape: tuple[int, ...], indices: tuple[int, ...], reduction: str
+) -> None:
+    """The library's own ScatterND loses some where indices come again: threads write to one element at once."""
+    rng, columns = np.random.default_rng(0), indices[-1]
+    rows = rng.integers([-n for n in shape[:columns]], shape[:columns], indices)
+    updates = rng.uniform(0.98, 1.02, (*indices[:-1], *shape[columns:])).astype(np.float32)
+    data = rng.uniform(0.5, 1.0, shape).astype(np.float32)
+    expected, ufunc = data.astype(np.float64), np.add if reduction == "add" else np.multiply
+    ufunc.at(expected, tuple(np.moveaxis(rows, -1, 0)), updates)
+    x, y = _value("x", F32, *shape), _value("y", F32, *shape)
+    i, u = _value("i", np.int64, *indices), _value("u", F32, *updates.shape)
+    node = Node("ScatterND", [x, i, u], [y], {"reduction": reduction}, version=18)
+    assert engine.supports(node, "cpu", "inference")
+    function = Function.from_graph(Graph([x, i, u], [y], [node], opsets={"": 18}, name="scatter"))
+    made = engine.compiler("cpu", CompileOptions(threads=2)).compile(function, function.params, function.returns, ())
+    for _ in range(5):
+        (result,) = made.run([data, rows, updates])
+        np.testing.assert_allclose(result, expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -29,15 +29,18 @@ def deviation(node: Node) -> str | None:
 
 
 def avoided(function: Function) -> Function:
-    """`function` with every Attention written so that the library computes it as ONNX says, bodies included; itself
-    where there is none with a mask of float32.
+    """`function` with nodes written so that the library computes them as ONNX says, bodies included; itself where none
+    has to be.
 
-    The library takes a row of scores that are all the least float32, the number that exporters mask with, for a row of
-    -infinity, and gives 0 for the mean of the values. Half of that number masks as well.
+    The library takes a row of scores of Attention that are all the least float32, the number that exporters mask with,
+    for a row of -infinity, and gives 0 for the mean of the values. Half of that number masks as well.
+
+    Threads of its ScatterND reduce into one element at once where indices come again, so that updates are lost
+    (https://github.com/microsoft/onnxruntime/issues/18048). Its ScatterElements reduces in order.
     """
-    if not any(map(_is_masked, every_node(function.body))):
+    if not any(_is_masked(n) or _races(n) for n in every_node(function.body)):
         return function
-    body = _unmixed(function.body)
+    body = _rewritten(function.body)
     return Function(function.name, function.params, function.returns, body, function.aliases)
 
 
@@ -46,26 +49,84 @@ def _is_masked(node: Node) -> bool:
     return node.op_type == "Attention" and not node.domain and mask is not None and mask.dtype == np.float32
 
 
-def _unmixed(graph: Graph) -> Graph:
+def _races(node: Node) -> bool:
+    return node.op_type == "ScatterND" and not node.domain and node.attributes.get("reduction", "none") != "none"
+
+
+def _rewritten(graph: Graph) -> Graph:
     nodes: list[Node] = []
-    made: dict[Value, Value] = {}
+    halved: dict[Value, Value] = {}
     for node in graph.nodes:
         if node.attributes and node.subgraphs:
-            bodies = {k: _unmixed(a) if isinstance(a, Graph) else a for k, a in node.attributes.items()}
+            bodies = {k: _rewritten(a) if isinstance(a, Graph) else a for k, a in node.attributes.items()}
             node = node.replace(attributes=bodies)
         if _is_masked(node):
-            mask = node.inputs[_MASK]
-            assert mask is not None
-            if mask not in made:
-                made[mask] = Value(f"{mask.name}_halved", TensorType(np.dtype(np.float32), mask.shape))
-                is_least = Value(f"{mask.name}_is_least", TensorType(np.dtype(np.bool_), mask.shape))
-                nodes += [
-                    Node("Equal", [mask, Value("least", data=_LEAST)], [is_least], version=19),
-                    Node("Where", [is_least, Value("half", data=_LEAST / 2), mask], [made[mask]], version=16),
-                ]
-            node = node.replace(inputs=[*node.inputs[:_MASK], made[mask], *node.inputs[_MASK + 1 :]])
-        nodes.append(node)
+            nodes += _unmixed(node, halved)
+        elif _races(node):
+            nodes += _in_order(node)
+        else:
+            nodes.append(node)
     return graph.replace(nodes=nodes)
+
+
+def _unmixed(node: Node, halved: dict[Value, Value]) -> list[Node]:
+    """Attention whose mask has half of the least number in the place of that. halved: what masks have become."""
+    nodes: list[Node] = []
+    mask = node.inputs[_MASK]
+    assert mask is not None
+    if mask not in halved:
+        halved[mask] = Value(f"{mask.name}_halved", TensorType(np.dtype(np.float32), mask.shape))
+        is_least = Value(f"{mask.name}_is_least", TensorType(np.dtype(np.bool_), mask.shape))
+        nodes += [
+            Node("Equal", [mask, Value("least", data=_LEAST)], [is_least], version=19),
+            Node("Where", [is_least, Value("half", data=_LEAST / 2), mask], [halved[mask]], version=16),
+        ]
+    return [*nodes, node.replace(inputs=[*node.inputs[:_MASK], halved[mask], *node.inputs[_MASK + 1 :]])]
+
+
+def _in_order(node: Node) -> list[Node]:
+    """ScatterND as ScatterElements along the first axis of data whose axes that indices have columns for are one."""
+    data, indices, updates = node.inputs
+    result = node.outputs[0]
+    assert data is not None
+    assert data.shape is not None
+    assert indices is not None
+    assert indices.shape is not None
+    assert updates is not None
+    assert result is not None
+    columns = indices.shape[-1]
+    assert isinstance(columns, int)
+    nodes: list[Node] = []
+
+    def made(op: str, inputs: list[Value], version: int, dtype: Any = np.int64, **attributes: Any) -> Value:
+        value = Value(f"{result.name}_{len(nodes)}", TensorType(np.dtype(dtype)))
+        nodes.append(Node(op, inputs, [value], attributes, version=version))
+        return value
+
+    def sizes(*numbers: int) -> Value:
+        return Value("sizes", data=np.array(numbers, np.int64))
+
+    rest = made("Shape", [data], 15, start=columns)
+    rows, dtype = data, data.dtype
+    if columns > 1:
+        folded = np.array(data.shape[:columns], np.int64)
+        strides = np.append(np.cumprod(folded[:0:-1])[::-1], 1)
+        is_negative = made("Less", [indices, Value("zero", data=np.array(0, np.int64))], 13, np.bool_)
+        from_end = made("Add", [indices, Value("folded", data=folded)], 14)
+        counted = made("Where", [is_negative, from_end, indices], 16)
+        steps = made("Mul", [counted, Value("strides", data=strides.astype(np.int64))], 14)
+        last = Value("last", data=np.array([-1], np.int64))
+        indices = made("ReduceSum", [steps, last], 13, keepdims=1)
+        rows = made("Reshape", [data, made("Concat", [sizes(int(np.prod(folded))), rest], 13, axis=0)], 14, dtype)
+    updates = made("Reshape", [updates, made("Concat", [sizes(-1), rest], 13, axis=0)], 14, dtype)
+    indices = made("Reshape", [indices, sizes(-1, *[1] * (len(data.shape) - columns))], 14)
+    indices = made("Expand", [indices, made("Shape", [updates], 15)], 13)
+    how = {"axis": 0, "reduction": node.attributes["reduction"]}
+    if columns == 1:
+        return [*nodes, Node("ScatterElements", [rows, indices, updates], [result], how, version=18, name=node.name)]
+    rows = made("ScatterElements", [rows, indices, updates], 18, dtype, **how)
+    shape = made("Shape", [data], 15)
+    return [*nodes, Node("Reshape", [rows, shape], [result], version=14, name=node.name)]
 
 
 def _input(node: Node, index: int) -> Value | None:
@@ -122,6 +183,13 @@ def _conv_integer(node: Node) -> str | None:
 
 def _scatter(node: Node) -> str | None:
     x = _input(node, 0)
+    if _races(node):
+        indices = _input(node, 1)
+        columns = indices.shape[-1] if indices is not None and indices.shape else None
+        if x is None or x.shape is None or not isinstance(columns, int) or 0 in (columns, *x.shape):
+            return "onnxruntime's ScatterND loses updates that it reduces; its data have no known rank, or no elements"
+        if columns > 1 and not all(isinstance(n, int) for n in x.shape[:columns]):
+            return "onnxruntime's ScatterND loses updates that it reduces along axes of unknown sizes"
     is_float = x is not None and x.dtype is not None and x.dtype.kind in "fV"
     if not is_float or node.attributes.get("reduction") not in ("min", "max"):
         return None
