@@ -224,6 +224,24 @@ def test_sizes_as_inputs() -> None:
     assert len(xrt_torch.graphs()) == 1
 
 
+@pytest.mark.parametrize("made", [torch.optim.AdamW, torch.optim.SGD], ids=lambda c: c.__name__)
+def test_a_step_of_an_optimizer(made: Any) -> None:
+    """As a graph of its own, all of it XRT's: parameters and the optimizer's state are written as eager writes them."""
+    options = {"lr": 0.1, "momentum": 0.9} if made is torch.optim.SGD else {"lr": 0.1}
+    weights = [torch.randn(3, 4), torch.randn(4)]
+    sides = [[w.clone().requires_grad_() for w in weights] for _ in range(2)]
+    optimizers = [made(s, foreach=True, **options) for s in sides]
+    compiled_step = torch.compile(optimizers[0].step, backend=backend, options=HOST)
+    for turn in range(5):
+        for side, step in zip(sides, (compiled_step, optimizers[1].step), strict=True):
+            for p in side:
+                p.grad = torch.full_like(p, turn - 1.5)
+            step()
+        for a, b in zip(*sides, strict=True):
+            torch.testing.assert_close(a, b)
+    assert not [n for g in xrt_torch.graphs() for n in g.eager_nodes]
+
+
 def test_an_operator_without_translation_runs_in_torch() -> None:
     """The rest of the graph is XRT's, and explain names the operator with the reason."""
 

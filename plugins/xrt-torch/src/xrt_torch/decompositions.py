@@ -50,9 +50,14 @@ _OF_TORCH: list[Any] = [
 _KEPT = (aten.bernoulli, aten.rrelu)  # run by torch itself, so that a seed gives the numbers of eager
 
 
-@functools.cache
 def table() -> dict[Any, Callable[..., Any]]:
     """Operator -> its decomposition."""
+    fma = getattr(torch.ops.prims, "fma", None)  # what TorchDynamo makes of steps of optimizers, from torch 2.13 on
+    return _table() if fma is None else _table() | {fma.default: lambda a, b, c: a * b + c}
+
+
+@functools.cache
+def _table() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions, get_decompositions
 
     made = dict(core_aten_decompositions().items())
