@@ -18,6 +18,7 @@ from xrt_torch import (
     attention,
     convolution,
     elementwise,
+    foreach,
     groups,
     linear_algebra,
     ordering,
@@ -74,6 +75,7 @@ def own() -> dict[Any, Callable[..., Any]]:
     made: dict[Any, Callable[..., Any]] = {}
     for module in (
         elementwise,
+        foreach,
         special_functions,
         polynomials,
         ordering,
