@@ -75,7 +75,7 @@ class _Busy:
 
 
 def _hold_team(done: threading.Event) -> None:
-    torch.ones(_DIVIDED).add_(1)  # the team stays as long as the thread whose operator made it
+    torch.ones(_DIVIDED, device="cpu").add_(1)  # the team stays as long as the thread whose operator made it
     done.wait()
 
 
