@@ -212,6 +212,26 @@ class ExecutionTests(SuiteBase):
             else:
                 assert_close(again, first, inputs=[x])
 
+    @pytest.mark.parametrize("op_type", ["ScatterElements", "ScatterND"])
+    def test_no_update_is_lost(self, subject: Subject, op_type: str) -> None:
+        """Updates of the same element are all added, where there are enough of them for several threads."""
+        count, rows, width = (16, 4, 8) if subject.capabilities.simulated else (2048, 60, 1024)
+        columns = width if op_type == "ScatterElements" else 1
+        x, y = functions.value("x", rows, width), functions.value("y", rows, width)
+        u, i = functions.value("u", count, width), functions.value("i", count, columns, dtype=np.int64)
+        scatter = functions.node(op_type, [x, i, u], [y], reduction="add")
+        if not subject.supports(scatter):
+            pytest.skip("the engine does not take such an operator")
+        executable = subject.compile(functions.function("scatter", [x, i, u], [scatter], [y]))
+        given = np.random.default_rng(0)
+        places, updates = given.integers(0, rows, count), given.random((count, width), np.float32)
+        want = np.zeros((rows, width))
+        np.add.at(want, places, updates)
+        indices = np.broadcast_to(places[:, None], (count, columns)).copy()
+        for _ in range(3):
+            (got,) = subject.run(executable, [np.zeros((rows, width), np.float32), indices, updates])
+            assert_close(got, want, dtype=updates.dtype, inputs=[updates])
+
     def test_many_threads_share_one_executable(self, subject: Subject) -> None:
         """Calls from many threads at once each get the results of their own inputs."""
         function, x = functions.chain()
