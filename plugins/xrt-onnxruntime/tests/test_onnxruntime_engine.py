@@ -445,7 +445,7 @@ def test_no_node_is_refused_for_the_number_of_its_version() -> None:
 @pytest.mark.parametrize(
     ("shape", "indices"),
     [
-        ((60, 1024), (2048, 1)),
+        ((8, 1024), (2048, 1)),
         ((5, 4, 700), (8, 64, 2)),
         ((3, 2, 2), (3000, 3)),
         ((4, 3, 1, 5), (2, 2, 1)),
@@ -469,7 +469,7 @@ def test_updates_of_one_element_are_all_reduced(
     assert engine.supports(node, "cpu", "inference")
     function = Function.from_graph(Graph([x, i, u], [y], [node], opsets={"": 18}, name="scatter"))
     made = engine.compiler("cpu", CompileOptions(threads=2)).compile(function, function.params, function.returns, ())
-    for _ in range(5):
+    for _ in range(20):
         (result,) = made.run([data, rows, updates])
         np.testing.assert_allclose(result, expected, rtol=1e-3)
 
