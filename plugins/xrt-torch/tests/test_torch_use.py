@@ -621,6 +621,22 @@ def test_threads_beside_a_compilation() -> None:
     assert state() == (False, usual)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process forks here")
+def test_a_forked_process_compiles_as_well() -> None:
+    """The threads that do so are the parent's; what it has begun is not begun in the child."""
+    script = (
+        "import os, threading, warnings\nfrom xrt_torch import background\nwarnings.simplefilter('ignore')\n"
+        "release = threading.Event()\nwork = background.compiler.submit(release.wait)\nassert background.is_busy()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    assert not background.is_busy()\n"
+        "    background.compiler.submit(int).result(30)\n"
+        "    os._exit(7)\n"
+        "release.set()\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
 def test_a_first_call_that_is_eagers() -> None:
     """`xrt_torch.compile` captures nothing in the first call, hooks of the module run once in each, the second call is
     compiled, and a copy of the module is as that of any compiled one; functions are taken as well."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from xrt_core.engine.forking import in_forked_process
 from xrt_core.engine.interpreter_turns import shorter_turns
 
 _DIVIDED: Final = 1 << 17
@@ -31,7 +32,12 @@ class BackgroundThread:
     """A thread that does work in order, one piece at a time."""
 
     def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(1, name)
+        self._name = name
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin without a thread and without work: a forked process has its parent's in name alone."""
+        self._pool = ThreadPoolExecutor(1, self._name)
 
     def submit(self, work: Callable[..., None], *args: Any) -> Future[None]:
         """Have `work(*args)` done. Raises RuntimeError where the interpreter is ending."""
@@ -54,6 +60,9 @@ class _Busy:
     """How much work is queued or done. While there is some, a thread with an OpenMP team exists."""
 
     def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
         self.count = 0
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -82,6 +91,8 @@ def _hold_team(done: threading.Event) -> None:
 _busy: Final = _Busy()
 compiler: Final = BackgroundThread("xrt-torch")
 tuner: Final = BackgroundThread("xrt-torch-tuner")
+for _one in (_busy, compiler, tuner):
+    in_forked_process(_one.renew)
 
 
 def is_busy() -> bool:
