@@ -83,7 +83,8 @@ def test_parameters_are_inputs(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_engine_that_took_it_is_kept_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second process loads no other one at first; one that is not there any more is passed over."""
+    """A second process loads no other one at first; one that is not there any more is passed over, as is any where the
+    process names its own."""
     pytest.importorskip("xrt_xla")
     model, x = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)), torch.randn(32, 64)
     chosen: list[Any] = []
@@ -96,13 +97,14 @@ def test_the_engine_that_took_it_is_kept_too(tmp_path: pathlib.Path, monkeypatch
 
     monkeypatch.setattr(compiled.CompiledGraph, "_ran_by", ran_by)
     read = kept.TranslationFile.read
-    for count in range(3):
-        if count == 2:
+    for count, engine in enumerate((None, None, "host", None)):
+        if count == 3:
             monkeypatch.setattr(kept.TranslationFile, "read", lambda self: replace(read(self), engine="not installed"))
-        torch.testing.assert_close(run(model, tmp_path, x, engine=None), model(x).detach())
+        torch.testing.assert_close(run(model, tmp_path, x, engine=engine), model(x).detach())
         assert xrt_torch.graphs()[0].is_proven
-    first, second, third = chosen
-    assert first is third is None
+    first, second, named, last = chosen
+    assert first is last is None
+    assert named == "host"
     assert second == xrt_torch.graphs()[0].to_json()["stages"][0]["clusters"][0]["engine"]
 
 

@@ -118,7 +118,7 @@ class CompiledGraph:
         self._frozen: dict[str, _Frozen] = {}
         # results are compared with eager's own numbers: the guard's reference would be slower
         named = [n for n in options if n == "guard" or n.startswith("guard_")]
-        self._is_quick = not named
+        self._is_quick, self._any_engine = not named, any_engine_will_do(options)
         self._seconds: tuple[float, float] | None = None
         self._lock = threading.Lock()
         self._inputs = [n.name for n in _placeholders(module)]
@@ -131,7 +131,7 @@ class CompiledGraph:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
         self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
-        is_auto = self._is_quick and any_engine_will_do(options) and resolve(options).auto
+        is_auto = self._is_quick and self._any_engine and resolve(options).auto
         self._varying = [i for i, n in enumerate(_placeholders(module)) if _varies(n.meta.get("val"))]
         self._tunes = is_auto and background and not self.is_dynamic
         self._quick = _TUNED if is_auto and (kind == "inference" or self.is_dynamic) and not self._tunes else _FIRST
@@ -332,7 +332,7 @@ class CompiledGraph:
 
     def _of_kept(self, kept: KeptGraph) -> _Ran:
         graph, options = xrt.import_model(kept.model), self._first_options
-        if kept.engine and self._is_quick:
+        if kept.engine and self._is_quick and self._any_engine:
             with contextlib.suppress(xrt.XRTError):  # it is not installed any more
                 return self._ran_by(kept.stage, graph, {**options, "engine": kept.engine})
         return self._ran_by(kept.stage, graph, options)
@@ -343,7 +343,8 @@ class CompiledGraph:
         content, self._content = self._content, None
         if file is None or content is None or self._unset:
             return
-        engines = {c.engine for c in stages[0].module.explain().report.clusters} if self._is_quick else set()
+        chosen = self._is_quick and self._any_engine
+        engines = {c.engine for c in stages[0].module.explain().report.clusters} if chosen else set()
         file.write(stages[0].stage, self._inputs, self._results, content, engines.pop() if len(engines) == 1 else "")
 
     @property
