@@ -23,6 +23,7 @@ import numpy as np
 
 from xrt_core.engine.boundary import Aspect, State, changed, restore, snapshot
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, Tolerance
+from xrt_core.engine.interpreter_turns import usual_interval
 from xrt_core.events import Event, subscribe
 from xrt_core.guard.worker_pool import own_memory
 from xrt_core.verify.checker import Check, ResultChecker, same_bytes
@@ -225,7 +226,7 @@ class _Runs:
             except BaseException:  # of the other thread, or of reading a result
                 barrier.abort()
 
-        interval = sys.getswitchinterval()
+        interval = usual_interval()  # a body of shorter turns may end meanwhile
         sys.setswitchinterval(_SWITCH)
         try:
             threads = [threading.Thread(target=serve, args=(n,), name="xrt-stress", daemon=True) for n in (0, 1)]

@@ -158,8 +158,8 @@ def _divided(divisor: np.ndarray | None) -> Node:
     return Node("Div", [Value("x", t), Value("d", t, divisor)], [Value("y", t)], version=14)
 
 
-def _scatter(reduction: str, rows: int = 2) -> Node:
-    x, updates, y = (Value(n, TensorType(F32, s)) for n, s in (("x", (rows, 2)), ("u", (2,)), ("y", (rows, 2))))
+def _scatter(reduction: str, rows: int = 2, dtype: Any = F32) -> Node:
+    x, updates, y = (_value(n, np.dtype(dtype), *s) for n, s in (("x", (rows, 2)), ("u", (2,)), ("y", (rows, 2))))
     indices = _value("i", np.int64, 2, 2)
     return Node("ScatterND", [x, indices, updates], [y], {"reduction": reduction}, version=18, name="n")
 
@@ -169,6 +169,9 @@ def _scatter(reduction: str, rows: int = 2) -> Node:
     [
         (_scatter("min"), "passes over NaN"),
         (_scatter("add", 0), "no elements"),
+        (_scatter("add", dtype=np.float16), "has no ScatterND of float16 by add"),
+        (_scatter("mul", dtype=ml_dtypes.bfloat16), "has no ScatterND of bfloat16 by mul"),
+        (_scatter("max", dtype=np.bool_), "has no ScatterND of bool by max"),
         (_node("Relu", TensorType(F32, (None, 3)), version=14), "every dimension must be known"),
         (_node("Relu", TensorType(F32, None), version=14), "dtype and rank must be known"),
         (_node("Identity", TensorType(STRING, (2,)), version=14), "is string"),

@@ -182,7 +182,11 @@ def _conv_integer(node: Node) -> str | None:
 
 
 def _scatter(node: Node) -> str | None:
-    x = _input(node, 0)
+    x, reduction = _input(node, 0), node.attributes.get("reduction", "none")
+    if x is not None and x.dtype is not None and reduction != "none":
+        kind = x.dtype.name  # the library says so at the first run
+        if kind in ("float16", "bfloat16") or (kind == "bool" and reduction in ("min", "max")):
+            return f"onnxruntime has no {node.op_type} of {kind} by {reduction}"
     if _races(node):
         indices = _input(node, 1)
         columns = indices.shape[-1] if indices is not None and indices.shape else None
@@ -191,7 +195,7 @@ def _scatter(node: Node) -> str | None:
         if columns > 1 and not all(isinstance(n, int) for n in x.shape[:columns]):
             return "onnxruntime's ScatterND loses updates that it reduces along axes of unknown sizes"
     is_float = x is not None and x.dtype is not None and x.dtype.kind in "fV"
-    if not is_float or node.attributes.get("reduction") not in ("min", "max"):
+    if not is_float or reduction not in ("min", "max"):
         return None
     return f"onnxruntime's {node.op_type} of floats by min or max passes over NaN where an index comes again"
 
