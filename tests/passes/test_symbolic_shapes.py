@@ -232,6 +232,46 @@ def test_an_axis_that_is_split_between_others() -> None:
     assert shapes_through(nodes, (1, 6, "h", "w")) == ["1, 3, 2, (h - 1)//2 + 1, (w - 1)//2 + 1"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([("Cast", "n", 9), ("Cast", 7)], "1"),  # a size is not 0
+        ([("Cast", "n", 2), ("Cast", 7)], "None"),  # in 8 bits it may be another number
+        ([("Greater", "n", 0), ("Where", 7, "b")], "7"),
+        ([("LessOrEqual", "n", 3), ("Where", 7, "b")], "None"),
+        ([("Less", "n", 1), ("Not",), ("And", True), ("Where", "n", "b")], "n"),
+        ([("GreaterOrEqual", "n", "n"), ("Or", False), ("Where", 7, "b")], "7"),
+        ([("Neg", "n"), ("Add", 9), ("Mul", "b")], "-b*n + 9*b"),
+        ([("Mul", "n", 4), ("Mod", 4), ("Add", "b")], "b"),
+        ([("Mod", "n", 4), ("Add", 1)], "n - 4*(n//4) + 1"),
+        ([("Tile", "n", [3]), ("ReduceSum",)], "3*n"),
+        ([("Expand", "n", [3]), ("Slice", [0], [-1]), ("ReduceProd",)], "n*n"),
+        ([("Range", 4, 7, 1), ("Add", "n"), ("ReduceMax",)], "n + 6"),
+        ([("Sub", "n", 7), ("Div", -2)], "None"),  # rounded up or down, as the size is
+        ([("Sub", 0, 7), ("Div", 2), ("Add", "n")], "n - 3"),
+    ],
+)
+def test_integers_that_follow_from_sizes(steps: list[tuple[Any, ...]], expected: str) -> None:
+    """The size of a tensor by steps of arithmetic on the sizes of x0 [b, n], each on the result of the one before."""
+    make = onnx.helper.make_node
+    nodes = [make("Shape", ["x0"], ["n"], start=1), make("Shape", ["x0"], ["b"], end=1)]
+    at = ""
+    for k, (op, *operands) in enumerate(steps):
+        given, attributes = [at] if at else [], {}
+        if op == "Cast":
+            attributes["to"] = operands.pop()
+        for i, x in enumerate(operands):
+            name = x if isinstance(x, str) else f"c{k}_{i}"
+            if not isinstance(x, str):
+                value = np.array(x) if op == "Range" or isinstance(x, list) else np.array([x])
+                nodes.append(make("Constant", [], [name], value=onnx.numpy_helper.from_array(value)))
+            given.append(name)
+        nodes.append(make(op, given, [f"s{k}"], **attributes))
+        at = f"s{k}"
+    nodes.append(make("ConstantOfShape", [at], ["y0"]))
+    assert shapes_through(nodes, ("b", "n")) == [expected]
+
+
 def _multiples(steps: list[tuple[str, float | None]], opset: int = 17) -> list[str]:
     """The shape of zeros whose number is the second size of x0 [b, n] after these steps of arithmetic in float32."""
     make, data, at = onnx.helper.make_node, [], "f"

@@ -12,7 +12,15 @@ from typing import Any, Final
 
 from xrt_core.ir.graph import Node
 from xrt_core.ir.symbols import Expr
-from xrt_core.passes.symbolic_elements import KnownSizes, constants, dims_of, divided_evenly, objects, product_of
+from xrt_core.passes.symbolic_elements import (
+    KnownElements,
+    constants,
+    dims_of,
+    divided_evenly,
+    is_least,
+    objects,
+    product_of,
+)
 
 _END: Final = (1 << 31) - 1
 """An end of a Slice from which it means the end of the axis."""
@@ -20,7 +28,7 @@ _END: Final = (1 << 31) - 1
 Dims = list["Expr | None"]
 
 
-def _reshape_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _reshape_dims(s: KnownElements, node: Node) -> Dims | None:
     target, dims = s.elements(node.inputs[1]), dims_of(node.inputs[0])
     if target is None or dims is None:
         return None
@@ -50,7 +58,7 @@ def _reshape_dims(s: KnownSizes, node: Node) -> Dims | None:
     return made
 
 
-def _joined(s: KnownSizes, a: Expr | None, b: Expr | None) -> Expr | None:
+def _joined(s: KnownElements, a: Expr | None, b: Expr | None) -> Expr | None:
     """A dimension of two that are broadcast."""
     if a is None or b is None:
         known = a if b is None else b
@@ -66,7 +74,7 @@ def _joined(s: KnownSizes, a: Expr | None, b: Expr | None) -> Expr | None:
     return a if s.holds(a - b) and s.holds(b - a) else None
 
 
-def _broadcast(s: KnownSizes, shapes: Sequence[Dims]) -> Dims:
+def _broadcast(s: KnownElements, shapes: Sequence[Dims]) -> Dims:
     rank = max(map(len, shapes))
     made: Dims = [Expr.of(1)] * rank
     for shape in shapes:
@@ -75,22 +83,22 @@ def _broadcast(s: KnownSizes, shapes: Sequence[Dims]) -> Dims:
     return made
 
 
-def _expand_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _expand_dims(s: KnownElements, node: Node) -> Dims | None:
     target, dims = s.elements(node.inputs[1]), dims_of(node.inputs[0])
     return None if target is None or dims is None else _broadcast(s, [dims, list(target)])
 
 
-def _elementwise_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _elementwise_dims(s: KnownElements, node: Node) -> Dims | None:
     shapes = [dims_of(v) for v in node.inputs if v is not None]
     return None if any(d is None for d in shapes) else _broadcast(s, [d for d in shapes if d is not None])
 
 
-def _filled_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _filled_dims(s: KnownElements, node: Node) -> Dims | None:
     target = s.elements(node.inputs[0])
     return None if target is None else list(target)
 
 
-def _slice_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _slice_dims(s: KnownElements, node: Node) -> Dims | None:
     dims = dims_of(node.inputs[0])
     if dims is None:
         return None
@@ -112,7 +120,7 @@ def _slice_dims(s: KnownSizes, node: Node) -> Dims | None:
     return dims
 
 
-def _sliced(s: KnownSizes, d: Expr | None, start: Expr | None, end: Expr | None, step: int) -> Expr | None:
+def _sliced(s: KnownElements, d: Expr | None, start: Expr | None, end: Expr | None, step: int) -> Expr | None:
     if d is None or start is None or end is None or step < 1:
         return None
     first, last = start.constant, end.constant
@@ -123,8 +131,8 @@ def _sliced(s: KnownSizes, d: Expr | None, start: Expr | None, end: Expr | None,
     elif last is not None and last < 0:
         end = d + last
     # where both may be the end of the range, the one that is a symbol is more likely to be so again
-    likelier = end.constant is not None and not s.is_least(end, d)
-    if s.is_least(d, end) or ((likelier or not s.holds(d - end)) and s.holds(end - d)):
+    likelier = end.constant is not None and not is_least(s, end, d)
+    if is_least(s, d, end) or ((likelier or not s.holds(d - end)) and s.holds(end - d)):
         end = d
     if not (s.holds(start) and s.holds(d - end) and s.holds(end - start)):
         return None
@@ -132,7 +140,7 @@ def _sliced(s: KnownSizes, d: Expr | None, start: Expr | None, end: Expr | None,
     return length if step == 1 else (length + step - 1) // step
 
 
-def _concat_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _concat_dims(s: KnownElements, node: Node) -> Dims | None:
     shapes = [dims_of(v) for v in node.inputs]
     known = [d for d in shapes if d is not None]
     if len(known) < len(shapes):
@@ -146,14 +154,14 @@ def _concat_dims(s: KnownSizes, node: Node) -> Dims | None:
     return made
 
 
-def _tile_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _tile_dims(s: KnownElements, node: Node) -> Dims | None:
     repeats, dims = s.elements(node.inputs[1]), dims_of(node.inputs[0])
     if repeats is None or dims is None:
         return None
     return [None if d is None or r is None else d * r for d, r in zip(dims, repeats, strict=True)]
 
 
-def _range_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _range_dims(s: KnownElements, node: Node) -> Dims | None:
     start, limit, delta = (s.elements(v) for v in node.inputs)
     if start is None or limit is None or delta is None:
         return None
@@ -163,7 +171,7 @@ def _range_dims(s: KnownSizes, node: Node) -> Dims | None:
     return [last - first]
 
 
-def _flatten_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _flatten_dims(s: KnownElements, node: Node) -> Dims | None:
     dims, axis = dims_of(node.inputs[0]), node.attributes.get("axis", 1)
     assert isinstance(axis, int)
     if dims is None:
@@ -172,7 +180,7 @@ def _flatten_dims(s: KnownSizes, node: Node) -> Dims | None:
     return [product_of(dims[:axis]), product_of(dims[axis:])]
 
 
-def _pad_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _pad_dims(s: KnownElements, node: Node) -> Dims | None:
     dims, given = dims_of(node.inputs[0]), node.attributes.get("pads")
     pads = s.elements(node.inputs[1]) if given is None else objects([Expr.of(n) for n in given])  # type: ignore[union-attr]
     if dims is None or pads is None or (len(node.inputs) > 3 and node.inputs[3] is not None):
@@ -181,7 +189,7 @@ def _pad_dims(s: KnownSizes, node: Node) -> Dims | None:
     return [None if d is None or begin is None or end is None else d + begin + end for d, begin, end in ends]
 
 
-def _resize_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _resize_dims(s: KnownElements, node: Node) -> Dims | None:
     dims, a = dims_of(node.inputs[0]), dict[str, Any](node.attributes)
     if dims is None or a.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
@@ -216,7 +224,7 @@ def _resize_dims(s: KnownSizes, node: Node) -> Dims | None:
     return made
 
 
-def _window_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _window_dims(s: KnownElements, node: Node) -> Dims | None:
     """Convolutions and pooling: how many windows there are along each axis."""
     x = dims_of(node.inputs[0])
     if x is None:
@@ -255,7 +263,7 @@ _WEIGHTS: Final[Mapping[str, int]] = MappingProxyType({"Conv": 1, "ConvInteger":
 """Where convolutions have their kernel."""
 
 
-def _transposed_conv_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _transposed_conv_dims(s: KnownElements, node: Node) -> Dims | None:
     x, w, a = dims_of(node.inputs[0]), dims_of(node.inputs[1]), dict[str, Any](node.attributes)
     if x is None or w is None or len(w) != len(x) or w[1] is None:
         return None
@@ -278,7 +286,7 @@ def _transposed_conv_dims(s: KnownSizes, node: Node) -> Dims | None:
     return made
 
 
-def _blocks_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _blocks_dims(s: KnownElements, node: Node) -> Dims | None:
     """DepthToSpace and SpaceToDepth; the latter takes whole blocks only."""
     x, size = dims_of(node.inputs[0]), node.attributes["blocksize"]
     assert isinstance(size, int)
@@ -290,7 +298,7 @@ def _blocks_dims(s: KnownSizes, node: Node) -> Dims | None:
     return [n, c * (size * size), h // size, w // size]
 
 
-def _gather_nd_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _gather_nd_dims(s: KnownElements, node: Node) -> Dims | None:
     data, index = dims_of(node.inputs[0]), dims_of(node.inputs[1])
     if data is None or not index or index[-1] is None:
         return None
@@ -299,7 +307,7 @@ def _gather_nd_dims(s: KnownSizes, node: Node) -> Dims | None:
     return None if depth is None else [*index[:-1], *data[batch + depth :]]
 
 
-def _global_pool_dims(s: KnownSizes, node: Node) -> Dims | None:
+def _global_pool_dims(s: KnownElements, node: Node) -> Dims | None:
     x = dims_of(node.inputs[0])
     return None if x is None else [*x[:2], *[Expr.of(1)] * (len(x) - 2)]
 
@@ -309,7 +317,7 @@ _BROADCASTING: Final = (
     "Or", "Xor", "Max", "Min", "Mod", "PRelu", "Sum", "Mean",
 )  # fmt: skip
 
-SHAPE_RULES: Final[Mapping[str, Callable[[KnownSizes, Node], Dims | None]]] = MappingProxyType(
+SHAPE_RULES: Final[Mapping[str, Callable[[KnownElements, Node], Dims | None]]] = MappingProxyType(
     {
         "AveragePool": _window_dims,
         "Concat": _concat_dims,
@@ -342,11 +350,11 @@ SHAPE_RULES: Final[Mapping[str, Callable[[KnownSizes, Node], Dims | None]]] = Ma
 # --- dimensions of several outputs ------------------------------------------------------------------------------------
 
 
-def _pooled(s: KnownSizes, node: Node) -> list[Dims | None]:
+def _pooled(s: KnownElements, node: Node) -> list[Dims | None]:
     return [_window_dims(s, node)] * len(node.outputs)
 
 
-def _top_k(s: KnownSizes, node: Node) -> list[Dims | None]:
+def _top_k(s: KnownElements, node: Node) -> list[Dims | None]:
     dims, axis = dims_of(node.inputs[0]), node.attributes.get("axis", -1)
     assert isinstance(axis, int)
     if dims is None:
@@ -357,7 +365,7 @@ def _top_k(s: KnownSizes, node: Node) -> list[Dims | None]:
     return [dims, dims]
 
 
-def _split(s: KnownSizes, node: Node) -> list[Dims | None]:
+def _split(s: KnownElements, node: Node) -> list[Dims | None]:
     dims, axis, count = dims_of(node.inputs[0]), node.attributes.get("axis", 0), len(node.outputs)
     assert isinstance(axis, int)
     if dims is None or (whole := dims[axis]) is None:
@@ -377,7 +385,7 @@ def _split(s: KnownSizes, node: Node) -> list[Dims | None]:
     return [[*dims[:axis], n, *dims[axis + 1 :]] for n in sizes]
 
 
-def _attention(s: KnownSizes, node: Node) -> list[Dims | None]:
+def _attention(s: KnownElements, node: Node) -> list[Dims | None]:
     """Attention of opset 23 on, by https://onnx.ai/onnx/operators/onnx__Attention.html: 4 dimensions (batch, heads,
     tokens, size), or 3 with the heads within the last."""
     a = dict[str, Any](node.attributes)
@@ -405,6 +413,6 @@ def _exactly(d: Expr | None, n: int) -> Expr | None:
     return whole if whole is not None or d is None else d // n
 
 
-RULES_OF_ALL_OUTPUTS: Final[Mapping[str, Callable[[KnownSizes, Node], list[Dims | None]]]] = MappingProxyType(
+RULES_OF_ALL_OUTPUTS: Final[Mapping[str, Callable[[KnownElements, Node], list[Dims | None]]]] = MappingProxyType(
     {"Attention": _attention, "MaxPool": _pooled, "Split": _split, "TopK": _top_k}
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,17 +22,10 @@ from xrt_core.ir.symbols import Bounds, Expr, Symbol, expression
 from xrt_core.ir.types import Dim, Shape, TensorType, ValueType
 from xrt_core.passes.size_ratios import FOLLOWED, MOST, Ratio
 from xrt_core.passes.symbolic_dims import RULES_OF_ALL_OUTPUTS, SHAPE_RULES, Dims
-from xrt_core.passes.symbolic_elements import (
-    ELEMENT_RULES,
-    MOST_COLUMNS,
-    MOST_ELEMENTS,
-    RATIO_RULES,
-    Elements,
-    Interval,
-    objects,
-    result_columns,
-    result_interval,
-)
+from xrt_core.passes.symbolic_elements import ELEMENT_RULES, MOST_ELEMENTS, RATIO_RULES, Elements, dims_of, objects
+from xrt_core.passes.symbolic_ranges import MOST_COLUMNS, Interval, result_columns, result_interval
+
+_INTEGERS: Final = (np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_))
 
 
 class SymbolicShapes:
@@ -103,19 +96,19 @@ class SymbolicShapes:
         rule, known = ELEMENT_RULES.get(node.op_type), self._known
         if t.dtype in FOLLOWED:
             rule, known = RATIO_RULES.get(node.op_type), self._ratios
-        elif t.dtype.kind not in "iub":
+        elif t.dtype not in _INTEGERS:
             return None
         if rule is None or not t.is_static or math.prod(t.shape) > MOST_ELEMENTS:  # type: ignore[arg-type]
             return None
         try:
             found = rule(self, node)
+            if found is None or found.shape != t.shape:
+                return None
+            constants = [None if e is None else e.constant for e in found.reshape(-1)]
+            if found.size and all(c is not None for c in constants):
+                return np.array(constants, t.dtype).reshape(found.shape)
         except (ArithmeticError, IndexError, TypeError, ValueError, XRTError):
             return None
-        if found is None or found.shape != t.shape:
-            return None
-        constants = [None if e is None else e.constant for e in found.reshape(-1)]
-        if found.size and all(c is not None for c in constants):
-            return np.array(constants, t.dtype).reshape(found.shape)
         known[node.outputs[0]] = found
         return None
 
@@ -172,6 +165,10 @@ class SymbolicShapes:
         return None
 
     # --- what the rules use ---
+
+    def dims(self, v: Value | None) -> list[Expr | None] | None:
+        """The dimensions of a value as expressions; None where its rank is unknown."""
+        return dims_of(v)
 
     def elements(self, v: Value | None) -> Elements | None:
         """The elements of a small integer tensor; None where nothing is known of it."""
@@ -273,24 +270,15 @@ class SymbolicShapes:
                 self.holds(e)
             self.within.add((index, dims))
 
-    def least(self, e: Expr) -> int | None:
-        """A number that the expression is never below."""
-        return self.bounds(e)[0]
-
     def bounds(self, e: Expr) -> Bounds:
         """The least and the greatest value of an expression, None where no limit is known."""
         return e.bounds(self._symbols)
-
-    def is_least(self, e: Expr, other: Expr) -> bool:
-        """Whether the expression is never greater than another."""
-        low = self.least(other - e)
-        return low is not None and low >= 0
 
     def holds(self, e: Expr) -> bool:
         """Whether an expression is not negative: always, or in the first call, which makes it a guard."""
         if not self._may_hold(e):
             return False
-        low = self.least(e)
+        low = self.bounds(e)[0]
         if low is None or low < 0:
             self.guards[e] = None
         return True

@@ -12,11 +12,13 @@ from msgspec import Struct
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.symbols import Expr
-from xrt_core.passes.padding.shape_values import Known
 
 Axis = tuple[Expr, ...]
 """The size of an axis as factors, the slowest first: positions count through them like digits. () is an axis of size 1.
 An axis of one factor n is valid in its first n places; of the factors (b, n), where both digits are valid."""
+
+Known = np.ndarray
+"""Contents of a small tensor: an array of objects, `Expr` for integers and booleans (0 and 1), `Ratio` for floats."""
 
 Steps = tuple[Expr, ...]
 """By how much integers rise from place to place along each axis; the first one is 0."""

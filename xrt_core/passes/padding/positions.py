@@ -62,7 +62,7 @@ def columns_of(s: Padded) -> tuple[Steps, ...]:
         for k, n in enumerate(data.shape):
             total += np.arange(n).reshape(-1, *(1,) * (data.ndim - 1 - k)) * steps[k]
         return (tuple(map(Expr.of, steps)),) if np.array_equal(total, data) else ()
-    if not known.size or any(isinstance(e, bool) for e in known.reshape(-1)):
+    if not known.size or s.dtype not in _COUNTS:
         return ()
     corner = (0,) * known.ndim
     found = tuple(known[(*corner[:k], 1, *corner[k + 1 :])] if n > 1 else _ZERO for k, n in enumerate(known.shape))
@@ -126,11 +126,8 @@ def _sum(node: Node, given: Given, result: Padded) -> tuple[Steps, ...]:
 def _times(node: Node, given: Given, result: Padded) -> tuple[Steps, ...]:
     for s, by in (given, given[::-1]):
         steps = _one(s)
-        if s is None or steps is None or by is None or by.known is None or by.known.size != 1:
-            continue
-        factor = by.known.reshape(-1)[0]
-        if not isinstance(factor, bool):
-            return (tuple(e * factor for e in _aligned(s, steps, result.rank)),)
+        if s is not None and steps is not None and by is not None and by.known is not None and by.known.size == 1:
+            return (tuple(e * by.known.item() for e in _aligned(s, steps, result.rank)),)
     return ()
 
 

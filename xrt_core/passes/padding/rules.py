@@ -66,7 +66,7 @@ def apply_rule(p: Padder, node: Node, given: Given) -> Given:
 
 
 def _depends(s: Padded) -> bool:
-    return s.known is not None and any(not isinstance(x, bool) and x.constant is None for x in s.known.reshape(-1))
+    return s.known is not None and any(x.constant is None for x in s.known.reshape(-1))
 
 
 # --- elementwise ------------------------------------------------------------------------------------------------------

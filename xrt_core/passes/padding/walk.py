@@ -17,6 +17,7 @@ from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION, since_version
 from xrt_core.ir.symbols import Expr, Minimum, Quotient, Symbol, expression, product
 from xrt_core.ir.types import DTYPE_TO_ONNX, ONNX_TO_DTYPE, STRING, Dim, TensorType, float_like
+from xrt_core.passes.padding.contents import Contents
 from xrt_core.passes.padding.form import (
     ROWS,
     Axis,
@@ -27,13 +28,13 @@ from xrt_core.passes.padding.form import (
     bucket_size,
     is_padded,
 )
-from xrt_core.passes.padding.shape_values import Known, known_result, ratio_result
-from xrt_core.passes.size_ratios import FOLLOWED, Ratio
+from xrt_core.passes.size_ratios import FOLLOWED
+from xrt_core.passes.symbolic_elements import MOST_ELEMENTS
 
-MAX_KNOWN: Final = 64
-"""Elements up to which the contents of an integer tensor are followed."""
 _I64: Final = np.dtype(np.int64)
-_FOLLOWED: Final = (np.dtype(np.int32), _I64, np.dtype(np.bool_))
+_BOOL: Final = np.dtype(np.bool_)
+_FOLLOWED: Final = (np.dtype(np.int32), _I64, _BOOL)
+_COMPARISONS: Final = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 
 
 Given = Sequence[Padded | None]
@@ -76,6 +77,7 @@ class Padder:
         self._shaped: dict[tuple[Value, tuple[int, ...]], Value] = {}
         self._names = 0
         self._body_of = body_of
+        self._contents = Contents(self.state, self.bounds)
         self._prefix = ""  # of names within the body of a node
         self.at: Node | None = None  # the node whose rule is at work
         if graph.opsets.get("", 0) < 9:
@@ -156,25 +158,21 @@ class Padder:
         if node.op_type != "If" or node.domain or node.inputs[0] is None:
             return None
         known = self.state(node.inputs[0]).known
-        if known is None or not isinstance(known.reshape(-1)[0], bool):
+        if known is None:
             return None
-        branch = node.attributes["then_branch" if known.reshape(-1)[0] else "else_branch"]
+        branch = node.attributes["then_branch" if known.item().constant else "else_branch"]
         return branch if isinstance(branch, Graph) else None
 
     def _results(self, node: Node, given: Sequence[Padded | None], apply_rule: Rule) -> Sequence[Padded | None]:
         if node.subgraphs:
             return self._control_flow(node)
-        contents = [None if s is None else s.known for s in given]
-        if node.op_type == "Cast" and given[0] is not None and given[0].ratios is not None:
-            contents = [given[0].ratios]
-        known = known_result(node, contents, self._shape(given), self.bounds)
-        if known is not None and known.size <= MAX_KNOWN and len(node.outputs) == 1:
-            dtype = (
-                np.dtype(bool) if known.size and isinstance(known.reshape(-1)[0], bool) else self._dtype(node, given)
-            )
+        known = self._contents.of_result(node)
+        if known is not None:
+            dtype = _BOOL if node.op_type in _COMPARISONS else self._dtype(node, given)
             if dtype in _FOLLOWED and all(self._fits(x, dtype) for x in known.reshape(-1)):
                 axes = tuple(axis_of([n]) for n in known.shape)
-                return [Padded(None, dtype, axes, known, top=_bound_of(known, self.bounds))]
+                top = () if dtype == _BOOL else _bound_of(known, self.bounds)
+                return [Padded(None, dtype, axes, known, top=top)]
         if traits_of(node).stateful:
             raise self.refused("it updates variables")
         return self._with_ratios(node, given, apply_rule(self, node, given))
@@ -185,17 +183,13 @@ class Padder:
         follows = any(s is not None and (s.known is not None or s.ratios is not None) for s in given)
         if made is None or made.dtype not in FOLLOWED or not follows:
             return found
-        ratios = ratio_result(node, [None if s is None else _contents(s) for s in given], self.bounds)
+        ratios = self._contents.ratios_of_result(node)
         return found if ratios is None or ratios.shape != self.sizes(made.axes) else [replace(made, ratios=ratios)]
 
     @staticmethod
-    def _fits(x: Any, dtype: np.dtype) -> bool:
-        value = None if isinstance(x, bool) else x.constant
-        return value is None or np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
-
-    @staticmethod
-    def _shape(given: Sequence[Padded | None]) -> list[Expr] | None:
-        return None if not given or given[0] is None else [product(a) for a in given[0].axes]
+    def _fits(x: Expr, dtype: np.dtype) -> bool:
+        value = x.constant
+        return value is None or dtype == _BOOL or np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
 
     def _dtype(self, node: Node, given: Sequence[Padded | None]) -> np.dtype:
         if node.op_type in ("Cast", "CastLike", "ConstantOfShape", "Shape", "Size"):
@@ -251,9 +245,9 @@ class Padder:
             raise self.refused(f"its input {v.name!r} comes from outside the graph")
         data = v.data
         known = None
-        if data.size <= MAX_KNOWN and data.dtype in _FOLLOWED:
+        if data.size <= MOST_ELEMENTS and data.dtype in _FOLLOWED:
             known = np.empty(data.shape, object)
-            known.reshape(-1)[:] = [x if isinstance(x, bool) else Expr.of(x) for x in data.reshape(-1).tolist()]
+            known.reshape(-1)[:] = [Expr.of(x) for x in data.reshape(-1).tolist()]
         top: tuple[Expr, ...] = ()
         if data.dtype.kind in "iu" and data.size and int(data.min()) >= 0:
             top = (Expr.of(int(data.max()) + 1),)
@@ -266,9 +260,8 @@ class Padder:
             return s.value
         assert s.known is not None
         flat = s.known.reshape(-1).tolist()
-        if all(isinstance(x, bool) or x.constant is not None for x in flat):
-            plain = [x if isinstance(x, bool) else x.constant for x in flat]
-            made = self.constant(np.array(plain, s.dtype).reshape(s.known.shape))
+        if all(x.constant is not None for x in flat):
+            made = self.constant(np.array([x.constant for x in flat], s.dtype).reshape(s.known.shape))
         else:
             parts = [self.shaped(self.scalar(x), (1,)) for x in flat]
             made = parts[0] if len(parts) == 1 else self.emit("Concat", parts, axis=0)
@@ -287,7 +280,7 @@ class Padder:
         """
         if s is None:
             return None
-        if s.known is None or any(isinstance(x, bool) for x in s.known.reshape(-1)):
+        if s.known is None or s.dtype == _BOOL:
             raise self.refused("a shape, an axis or a bound is computed from data")
         return list(s.known.reshape(-1))
 
@@ -530,8 +523,8 @@ class Padder:
 
 def _bound_of(known: np.ndarray, bounds: Callable[[Expr], tuple[int | None, int | None]]) -> tuple[Expr, ...]:
     """`Padded.top` of contents that follow from sizes: of one element, or of numbers."""
-    found = [x for x in known.reshape(-1).tolist() if not isinstance(x, bool)]
-    if len(found) < known.size or not found or any((bounds(x)[0] or 0) < 0 or bounds(x)[0] is None for x in found):
+    found = known.reshape(-1).tolist()
+    if not found or any((bounds(x)[0] or 0) < 0 or bounds(x)[0] is None for x in found):
         return ()
     if len(found) == 1:
         return (found[0] + 1,)
@@ -549,21 +542,6 @@ def _within(atom: str | Quotient | Minimum) -> tuple[Expr, ...]:
     if isinstance(atom, str):
         return ()
     return atom.items if isinstance(atom, Minimum) else (atom.dividend,)
-
-
-def _contents(s: Padded) -> Known | None:
-    """The contents of integers as expressions, of floats as `Ratio`; None where they are not known."""
-    data = None if s.value is None else s.value.data
-    if s.dtype not in FOLLOWED or data is None:
-        return s.known if s.ratios is None else s.ratios
-    if data.size > MAX_KNOWN:
-        return None
-    made = np.empty(data.size, object)
-    try:
-        made[:] = [Ratio.of(x) for x in data.reshape(-1).tolist()]
-    except (ValueError, OverflowError):  # no quotient of small integers, NaN and infinity among them
-        return None
-    return made.reshape(data.shape)
 
 
 def _dims(axes: Sequence[Axis]) -> tuple[Dim, ...]:
