@@ -514,7 +514,6 @@ ELSEWHERE: Final = {
     "xrt_core/passes/partitioning/cost_model.py": "formulas of products, by the operands they read",
     "xrt_core/passes/symbolic_dims.py": "what operators make of symbolic dimensions",
     "xrt_core/passes/symbolic_shapes.py": "operators that are simpler where sizes are known",
-    "xrt_core/passes/symbolic_ranges.py": "what operators make of the range of integers",
     "xrt_core/quantization/calibration.py": "the policy of quantisation: products that engines have in int8",
     "xrt_core/runtime/memory_planner.py": "what NumPy copies: a regrouping of elements that do not lie in a row",
     "xrt_core/runtime/input_checks.py": "how indices of operators are bounded",

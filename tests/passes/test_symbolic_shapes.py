@@ -272,6 +272,24 @@ def test_integers_that_follow_from_sizes(steps: list[tuple[Any, ...]], expected:
     assert shapes_through(nodes, ("b", "n")) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [(("zero", "n", "four"), "(n + 3)//4"), (("n", "zero", "back"), "(n + 1)//2"), (("zero", "n", "n"), "None")],
+)
+def test_numbers_at_a_distance(ends: tuple[str, ...], expected: str) -> None:
+    """As many as begin before the end, upwards and downwards; at a distance that is a size they are not known."""
+    make = onnx.helper.make_node
+    constants = {"zero": 0, "four": 4, "back": -2, "one": 1}
+    nodes = [
+        *(make("Constant", [], [k], value=onnx.numpy_helper.from_array(np.array(v))) for k, v in constants.items()),
+        make("Shape", ["x0"], ["shape"]),
+        make("Gather", ["shape", "one"], ["n"], axis=0),
+        make("Range", list(ends), ["numbers"]),
+        make("Cast", ["numbers"], ["y0"], to=1),
+    ]
+    assert shapes_through(nodes, ("b", "n")) == [expected]
+
+
 def _multiples(steps: list[tuple[str, float | None]], opset: int = 17) -> list[str]:
     """The shape of zeros whose number is the second size of x0 [b, n] after these steps of arithmetic in float32."""
     make, data, at = onnx.helper.make_node, [], "f"

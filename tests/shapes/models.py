@@ -100,6 +100,20 @@ def read_by_number() -> bytes:
     return b.model([("x", TensorProto.FLOAT, ("batch", "n")), ("mask", TensorProto.FLOAT, ("batch", "total"))], [y])
 
 
+def framed() -> bytes:
+    """x [batch, n] mirrored at its ends by 4, in frames of 8 at every third place, by computed indices."""
+    b = Builder()
+    zero, one, four = b.constant(0), b.constant(1), b.constant(4)
+    n = b.op("Gather", b.op("Shape", "x"), one, axis=0)
+    last = b.op("Sub", n, one)
+    places = b.op("Abs", b.op("Range", b.op("Neg", four), b.op("Add", n, four), one))
+    mirrored = b.op("Gather", "x", b.op("Sub", last, b.op("Abs", b.op("Sub", last, places))), axis=1)
+    ends = b.op("Sub", b.op("Gather", b.op("Shape", mirrored), one, axis=0), b.constant(7))
+    starts = b.op("Unsqueeze", b.op("Range", zero, ends, b.constant(3)), b.constant([1]))
+    y = b.op("Gather", mirrored, b.op("Add", starts, b.constant(np.arange(8))), axis=1)
+    return b.model([("x", TensorProto.FLOAT, ("batch", "n"))], [b.op("Exp", y)])
+
+
 def masked(written: bool = False) -> bytes:
     """x [s0, s1] times mask [s2, s3], of the same sizes, read by row and column, as torch's exporter writes attention
     masks: the mask has names of its own, and its length is what is left of its elements. written: mask is written into

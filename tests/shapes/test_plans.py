@@ -23,6 +23,7 @@ from tests.shapes.models import (
     detector,
     expanded,
     found_by_data,
+    framed,
     grown,
     masked,
     pixels,
@@ -260,6 +261,24 @@ def test_a_computed_index_is_proven_for_all_sizes(engine: str) -> None:
     assert "its index is computed" not in str(entry.plan.explain())
     with pytest.raises(xrt.XRTError):
         m.run(inputs(2, 9, 8))  # the last row's last number is beyond the mask
+
+
+def test_an_index_that_is_mirrored_and_framed(engine: str) -> None:
+    """As audio is cut: both indices are proven, and the plan is one launch."""
+    m = xrt.XRTModule(framed(), engine=engine, **PLAIN)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    for batch, n in ((1, 9), (2, 12), (3, 7), (1, 30)):
+        x = rng.random((batch, n), np.float32)
+        mirrored = np.pad(x, ((0, 0), (4, 4)), mode="reflect")
+        frames = np.lib.stride_tricks.sliding_window_view(mirrored, 8, axis=1)[:, ::3]
+        np.testing.assert_allclose(run(m, {"x": x}), np.exp(frames), rtol=1e-5)
+    (entry,) = symbolic(m)
+    assert entry.plan.launches
+    if engine == "onnxruntime":  # OpenVINO computes no sizes in 64 bits
+        (launch,) = entry.plan.launches
+        assert launch.function.body.outputs[0].shape == ("batch", "n//3 + 1", 8)
+    with pytest.raises(xrt.XRTError):
+        m.run({"x": np.zeros((1, 2), np.float32)})  # its mirror image has no fourth place
 
 
 @pytest.mark.parametrize("written", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -156,3 +158,67 @@ def test_an_index_of_rows_and_columns(column: int, op: str, proven: bool) -> Non
         symbolic.follow(node, [v.type for v in node.outputs if v is not None])
     assert (index in {v for v, _ in symbolic.within}) is proven
     assert is_within(Node(op, last, [found], version=13), symbolic.within) is proven
+
+
+_indices = st.recursive(
+    st.sampled_from(["places", "size"]) | st.integers(-9, 9),
+    lambda inner: (
+        st.tuples(st.sampled_from(["Add", "Sub", "Mul", "Max", "Min"]), inner, inner)
+        | st.tuples(st.sampled_from(["Neg", "Abs"]), inner)
+        | st.tuples(st.sampled_from(["Clip", "Where"]), inner, inner, inner)
+        | st.tuples(st.just("Mod"), inner, st.integers(1, 5))
+    ),
+    max_leaves=6,
+)
+
+
+@examples(200)
+@given(_indices, st.integers(1, 9))
+def test_ranges_hold_all_elements(tree: Any, first: int) -> None:
+    """Of integers that are computed from the places of an axis of n and from n, for each n that the guards allow."""
+    vector, nodes = TensorType(np.dtype(np.int64), ("n",)), list[Node]()
+    x, size, span = (Value(n, TensorType(np.dtype(np.int64), s)) for n, s in (("x", ("n",)), ("size", (1,)), ("s", ())))
+    shape = TensorType(np.dtype(np.int64), ())
+    axes, zero, one = (Value.constant(np.array(i, np.int64), f"c{i!r}") for i in ([0], 0, 1))
+    places = Value("places", vector)
+    nodes += [
+        Node("Shape", [x], [size], version=21), Node("Squeeze", [size, axes], [span], version=13),
+        Node("Range", [zero, span, one], [places], version=11),
+    ]  # fmt: skip
+
+    def built(t: Any) -> Value:
+        if not isinstance(t, tuple):
+            known = {"places": places, "size": span}
+            return known[t] if isinstance(t, str) else Value.constant(np.array(t, np.int64), f"k{t}")
+        operands = [built(o) for o in t[1:]]
+        if t[0] == "Where":
+            condition = Value("condition", TensorType(np.dtype(np.bool_), ("n",)))
+            operands[0] = condition
+        whole = any(v.shape == ("n",) for v in operands)
+        made = Value(f"v{len(nodes)}", vector if whole else shape)
+        nodes.append(Node(t[0], operands, [made], version=18))
+        return made
+
+    def computed(t: Any, n: int) -> Any:
+        if not isinstance(t, tuple):
+            return {"places": np.arange(n), "size": np.array(n)}[t] if isinstance(t, str) else np.array(t)
+        a = [computed(o, n) for o in t[1:]]
+        return {
+            "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum,
+            "Neg": np.negative, "Abs": np.abs, "Mod": np.mod,
+            "Clip": lambda v, low, high: np.minimum(np.maximum(v, low), high),
+            "Where": lambda _, p, q: np.concatenate([np.ravel(p), np.ravel(q)]).reshape(-1, 1),
+        }[t[0]](*a)  # fmt: skip
+
+    symbolic = SymbolicShapes({"n": Symbol("n")}, {"n": first})
+    result = built(tree)
+    for node in nodes:
+        symbolic.follow(node, [v.type for v in node.outputs if v is not None])
+    interval = symbolic.interval(result)
+    for n in range(1, 10):
+        if interval is None or any(g.evaluate({"n": n}) < 0 for g in symbolic.guards):
+            continue
+        low, high = (e.evaluate({"n": n}) for e in interval)
+        found = computed(tree, n)
+        assert low <= found.min()
+        assert found.max() <= high

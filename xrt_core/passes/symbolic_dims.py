@@ -166,9 +166,10 @@ def _range_dims(s: KnownElements, node: Node) -> Dims | None:
     if start is None or limit is None or delta is None:
         return None
     first, last, step = start.item(), limit.item(), delta.item()
-    if first is None or last is None or step is None or step.constant != 1 or not s.holds(last - first):
+    if first is None or last is None or step is None or not step.constant:
         return None
-    return [last - first]
+    span, size = (last - first, step.constant) if step.constant > 0 else (first - last, -step.constant)
+    return [(span + (size - 1)) // size] if s.holds(span) else None
 
 
 def _flatten_dims(s: KnownElements, node: Node) -> Dims | None:

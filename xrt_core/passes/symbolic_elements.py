@@ -293,7 +293,9 @@ def _modulo(s: KnownElements, node: Node) -> Elements | None:
     return None if node.attributes.get("fmod") else _elementwise(remainder)(s, node)
 
 
-def _extreme(largest: bool) -> Callable[[KnownElements, Expr, Expr], Expr]:
+def extreme(largest: bool) -> Callable[[KnownElements, Expr, Expr], Expr]:
+    """The rule of the larger, or the smaller, of two expressions."""
+
     def op(s: KnownElements, a: Expr, b: Expr) -> Expr:
         if is_least(s, a, b):
             return b if largest else a
@@ -399,8 +401,8 @@ ELEMENT_RULES: Final[Mapping[str, _ElementRule]] = MappingProxyType(
         "Div": _elementwise(_divide),
         "Mod": _modulo,
         "Neg": _elementwise(lambda s, a: -a),
-        "Max": _folded(_extreme(True)),
-        "Min": _folded(_extreme(False)),
+        "Max": _folded(extreme(True)),
+        "Min": _folded(extreme(False)),
         "Equal": _elementwise(_equal),
         "GreaterOrEqual": _elementwise(_at_least),
         "LessOrEqual": _elementwise(lambda s, a, b: _at_least(s, b, a)),
@@ -410,8 +412,8 @@ ELEMENT_RULES: Final[Mapping[str, _ElementRule]] = MappingProxyType(
         "And": _elementwise(_both),
         "Or": _elementwise(_either),
         "Where": _where,
-        "ReduceMax": _reduced(_extreme(True)),
-        "ReduceMin": _reduced(_extreme(False)),
+        "ReduceMax": _reduced(extreme(True)),
+        "ReduceMin": _reduced(extreme(False)),
         "ReduceProd": _reduced(_multiply, Expr.of(1)),
         "ReduceSum": _reduced(_add, Expr.of(0)),
     }

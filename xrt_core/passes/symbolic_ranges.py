@@ -5,6 +5,8 @@ The rules of `SymbolicShapes` for tensors that are too large for `symbolic_eleme
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import numpy as np
@@ -13,7 +15,7 @@ from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.symbols import Expr
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.symbolic_elements import KnownElements, constants
+from xrt_core.passes.symbolic_elements import KnownElements, constants, extreme
 
 _LARGEST: Final = int(np.iinfo(np.int32).max)
 MOST_COLUMNS: Final = 8
@@ -43,26 +45,87 @@ def result_interval(s: KnownRanges, node: Node) -> Interval | None:
 
 
 def _interval(s: KnownRanges, node: Node) -> Interval | None:
-    op = node.op_type
-    x = node.inputs[0] if node.inputs else None
-    if op == "Cast" and x is not None and x.dtype is not None and x.dtype.kind == "b":
-        return Expr.of(0), Expr.of(1)
-    if op in ("ArgMax", "ArgMin", "CumSum"):
-        return _along_axis(s, node)
-    if op == "Range":
-        first, last, step = (s.interval(v) for v in node.inputs)
-        if first is None or last is None or step is None or step[0].constant != 1 or step[1].constant != 1:
-            return None
-        return first[0], last[1] - 1
-    if op in ("Add", "Sub", "Mul"):
-        a, b = (s.interval(v) for v in node.inputs)
-        if a is None or b is None:
-            return None
-        if op != "Mul":
-            return (a[0] + b[0], a[1] + b[1]) if op == "Add" else (a[0] - b[1], a[1] - b[0])
-        least = s.bounds(a[0])[0], s.bounds(b[0])[0]
-        return (a[0] * b[0], a[1] * b[1]) if None not in least and min(least) >= 0 else None  # type: ignore[type-var, operator]
+    rule = _RULES.get(node.op_type)
+    if rule is not None:
+        return rule(s, node)
     return s.interval(node.inputs[0]) if _is_of_first(node) else None
+
+
+def _of_all(combine: Callable[..., Interval | None]) -> _Rule:
+    """`combine(s, interval, ...)` where those of all inputs are known."""
+
+    def rule(s: KnownRanges, node: Node) -> Interval | None:
+        found = [s.interval(v) for v in node.inputs if v is not None]
+        return None if any(i is None for i in found) else combine(s, *found)
+
+    return rule
+
+
+def _cast(s: KnownRanges, node: Node) -> Interval | None:
+    x = node.inputs[0]
+    return (Expr.of(0), Expr.of(1)) if x is not None and x.dtype == np.bool_ else s.interval(x)
+
+
+def _range(s: KnownRanges, first: Interval, last: Interval, step: Interval) -> Interval | None:
+    by = step[0].constant
+    if not by or by != step[1].constant:
+        return None
+    return (first[0], last[1] - 1) if by > 0 else (last[0] + 1, first[1])
+
+
+def _product(s: KnownRanges, a: Interval, b: Interval) -> Interval | None:
+    return (a[0] * b[0], a[1] * b[1]) if _never_negative(s, a) and _never_negative(s, b) else None
+
+
+def _never_negative(s: KnownRanges, a: Interval) -> bool:
+    low = s.bounds(a[0])[0]
+    return low is not None and low >= 0
+
+
+def _magnitude(s: KnownRanges, a: Interval) -> Interval:
+    return a if _never_negative(s, a) else (Expr.of(0), extreme(True)(s, -a[0], a[1]))
+
+
+def _remainder(s: KnownRanges, node: Node) -> Interval | None:
+    """Of a division that rounds down, by what is positive."""
+    divisor = s.interval(node.inputs[1])
+    low = None if divisor is None else s.bounds(divisor[0])[0]
+    if divisor is None or low is None or low < 1 or node.attributes.get("fmod"):
+        return None
+    return Expr.of(0), divisor[1] - 1
+
+
+def _extreme_of(largest: bool) -> Callable[..., Interval]:
+    def combine(s: KnownRanges, *given: Interval) -> Interval:
+        low, high = given[0]
+        for a in given[1:]:
+            low, high = extreme(largest)(s, low, a[0]), extreme(largest)(s, high, a[1])
+        return low, high
+
+    return combine
+
+
+def _clipped(s: KnownRanges, node: Node) -> Interval | None:
+    found = s.interval(node.inputs[0])
+    for v, largest in zip(node.inputs[1:], (True, False), strict=False):
+        limit = None if v is None else s.interval(v)
+        if v is not None and (limit is None or found is None):
+            return None
+        if limit is not None and found is not None:
+            found = _extreme_of(largest)(s, found, limit)
+    return found
+
+
+def _any_of(s: KnownRanges, *given: Interval) -> Interval:
+    low, high = given[0]
+    for a in given[1:]:
+        low, high = extreme(False)(s, low, a[0]), extreme(True)(s, high, a[1])
+    return low, high
+
+
+def _selected(s: KnownRanges, node: Node) -> Interval | None:
+    a, b = (s.interval(v) for v in node.inputs[1:])
+    return None if a is None or b is None else _any_of(s, a, b)
 
 
 def _along_axis(s: KnownRanges, node: Node) -> Interval | None:
@@ -76,6 +139,27 @@ def _along_axis(s: KnownRanges, node: Node) -> Interval | None:
     each = s.interval(node.inputs[0])
     least = None if each is None else s.bounds(each[0])[0]
     return (Expr.of(0), each[1] * size) if each is not None and least is not None and least >= 0 else None
+
+
+_Rule = Callable[[KnownRanges, Node], "Interval | None"]
+_RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
+    {
+        "Cast": _cast,
+        "Range": _of_all(_range),
+        "Add": _of_all(lambda s, a, b: (a[0] + b[0], a[1] + b[1])),
+        "Sub": _of_all(lambda s, a, b: (a[0] - b[1], a[1] - b[0])),
+        "Mul": _of_all(_product),
+        "Mod": _remainder,
+        "Neg": _of_all(lambda s, a: (-a[1], -a[0])),
+        "Abs": _of_all(_magnitude),
+        "Max": _of_all(_extreme_of(True)),
+        "Min": _of_all(_extreme_of(False)),
+        "Clip": _clipped,
+        "Where": _selected,
+        "Concat": _of_all(_any_of),
+        **dict.fromkeys(("ArgMax", "ArgMin", "CumSum"), _along_axis),
+    }
+)
 
 
 def _is_of_first(node: Node) -> bool:

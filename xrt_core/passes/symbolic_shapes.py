@@ -255,9 +255,10 @@ class SymbolicShapes:
         assert x is not None
         assert index is not None
         assert x.shape is not None
-        whole = self.interval(index)
-        intervals = self.columns(index) if whole is None else (whole,) * len(axes)
-        if index.data is not None or intervals is None or len(intervals) != len(axes):
+        whole, intervals = self.interval(index), self._columns.get(index)
+        if intervals is None or len(intervals) != len(axes):
+            intervals = (whole,) * len(axes)
+        if index.data is not None:
             return
         dims, bounds = tuple(x.shape[a] for a in axes), list[Expr]()
         for interval, d in zip(intervals, dims, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import math
 import os
 import pathlib
 import pickle
@@ -25,7 +26,7 @@ from torch.fx import traceback  # noqa: E402
 from xrt_torch import background, choice, compiled, translation  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.choice import Choice  # noqa: E402
-from xrt_torch.partition import Stage  # noqa: E402
+from xrt_torch.partition import AT_BORDER, Stage  # noqa: E402
 
 import xrt_core as xrt  # noqa: E402
 from xrt_core.module import XRTModule  # noqa: E402
@@ -529,6 +530,68 @@ def test_sizes_that_vary_are_served_by_one_plan() -> None:
         assert g.reason is None
         assert len(g._work) == 1
         assert len(g._proven) >= 8
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_padding_is_one_operator_where_sizes_vary(mode: str) -> None:
+    """Of an engine, with what is around it; what cuts something off is right as well."""
+
+    def f(x: Any) -> Any:
+        return nn.functional.pad(x.exp(), (2, 1, 1, 2), mode=mode) * 2
+
+    options = {"engine": "onnxruntime", "guard_verify": False}
+    call = torch.compile(f, backend=backend, dynamic=True, options=options)
+    for n in (5, 8, 6, 7):
+        x = torch.randn(2, 3, n, n + 2)
+        torch.testing.assert_close(call(x), f(x))
+        assert xrt_torch.wait(60)
+    (graph,) = xrt_torch.graphs()
+    (stage,) = graph._stages or ()
+    assert [c.node_count for c in stage.module.explain().report.clusters] == [stage.module.explain().node_count]
+    if mode == "replicate":
+        x = torch.randn(2, 3, 6)
+        cut = torch.compile(lambda v: nn.functional.pad(v, (-1, 2), mode=mode), backend=backend, options=HOST)
+        for _ in range(2):
+            torch.testing.assert_close(cut(x), nn.functional.pad(x, (-1, 2), mode=mode))
+
+
+def _spectrogram(x: Any) -> Any:
+    return torch.stft(x, 16, 8, window=torch.hann_window(16), return_complex=True).abs()
+
+
+def _rotated(x: Any) -> Any:
+    """Rotary positions as complex numbers."""
+    angles = torch.arange(x.shape[1])[:, None] * 0.5 ** torch.arange(4.0)
+    turned = torch.view_as_complex(x.reshape(*x.shape[:2], 4, 2)) * torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(turned).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "left"),
+    [
+        (_spectrogram, lambda n: (2, 20 + 3 * n), 0),
+        (_rotated, lambda n: (2, n, 8), 0),
+        (lambda x: torch.fft.fft(x).real, lambda n: (3, n), 1),  # the length of a transform varies: torch's
+    ],
+    ids=["spectrogram", "rotary positions", "transform"],
+)
+def test_complex_numbers_where_sizes_vary(function: Any, shape: Any, left: int) -> None:
+    """By their parts, with gradients; forward in one plan for all sizes."""
+    options = {"engine": "onnxruntime", "guard_verify": False, "background": True}
+    call = torch.compile(function, backend=backend, dynamic=True, options=options)
+    for n in (9, 12, 7, 15, 10):
+        x, y = (torch.linspace(-1, 3, math.prod(shape(n))).reshape(shape(n)).requires_grad_() for _ in range(2))
+        got, want = call(x), function(y)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        got.square().mean().backward()
+        want.square().mean().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+        assert xrt_torch.wait(60)
+    forward, backward = xrt_torch.graphs()
+    for g in (forward, backward):
+        assert g.reason is None
+        assert len([why for why in g.eager_nodes.values() if AT_BORDER not in why]) == left, g.eager_nodes
+    assert len(forward._work) == 1
 
 
 def test_sizes_without_a_plan_run_in_eager_until_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

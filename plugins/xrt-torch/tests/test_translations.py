@@ -391,3 +391,25 @@ def test_layers_of_transformers_in_evaluation(mask_type: int | None) -> None:
     for gelu, first in itertools.product((False, True), repeat=2):
         args = (x, 8, 2, *weights, gelu, first, 1e-5, *norms, *feed, mask, mask_type)
         torch.testing.assert_close(table()[layer](*args), layer(*args), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "narrow"])
+def test_fused_attention_gives_its_sums(case: str) -> None:
+    """The operator itself, whose second result torch's own decomposition has not."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if case == "narrow" else torch.float64
+    q, k, v = (torch.randn(2, 4, n, 8, dtype=dtype) for n in (5, 7, 7))
+    args = q, k, v, *([torch.randn(2, 1, 5, 7, dtype=dtype)] if case == "mask" else [])
+
+    def f(q: Any, k: Any, v: Any, *mask: Any) -> Any:
+        given = {"attn_mask": mask[0]} if mask else {"scale": 0.3}
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, case == "causal", **given)
+
+    graphs: list[CompiledGraph] = []
+    call = captured(f, {"engine": "host"}, graphs)
+    tolerance = 2e-2 if case == "narrow" else 1e-9
+    for _ in range(2):
+        for got, want in zip(call(*args), f(*args), strict=True):
+            assert got.stride() == want.stride()
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    assert not [why for g in graphs for why in (*g.eager_nodes.values(), *filter(None, [g.reason]))]

@@ -1,5 +1,5 @@
-"""Attention: torch's fused layers of transformers, which `torch.nn` calls in evaluation, as the products that they
-are."""
+"""Attention: torch's fused operator, and its fused layers of transformers, which `torch.nn` calls in evaluation, as
+the products that they are."""
 
 from __future__ import annotations
 
@@ -92,6 +92,34 @@ def encoder_layer(
     return normed(x + fed_forward(x), norm_weight_2, norm_bias_2)
 
 
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """query: [batch, heads, queries, size]; key, value: [batch, heads or fewer, keys, size]. attn_mask: what is added to
+    the scores. Returns the result, and the logarithms of the sums of exponentials, float32 [batch,
+    heads, queries] (those of float64 are float64), which torch's own decomposition has not."""
+    if dropout_p:
+        return NotImplemented
+    kind = torch.float64 if query.dtype is torch.float64 else torch.float32
+    q, k, v = (x.to(kind) for x in (query, key, value))
+    if (groups := q.shape[1] // k.shape[1]) > 1:
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    scores = q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale) @ k.transpose(-2, -1)
+    if is_causal:
+        scores = torch.where(torch.ones_like(scores, dtype=torch.bool).tril(), scores, -math.inf)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    sums = torch.logsumexp(scores, -1).transpose(1, 2).contiguous().transpose(1, 2)  # as torch's lie in memory
+    return (torch.softmax(scores, -1) @ v).to(query.dtype), sums
+
+
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Operator -> its decomposition."""
     return dict(_OWN)
@@ -99,5 +127,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 _OWN: Final[dict[Any, Callable[..., Any]]] = {
     aten._native_multi_head_attention.default: multi_head_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
     aten._transformer_encoder_layer_fwd.default: encoder_layer,
 }

@@ -127,7 +127,7 @@ def _maker_of(value: Any) -> Callable[[Any], Any]:
 def _order_of(value: torch.Tensor) -> list[int]:
     """The axes of a tensor whose sizes are symbols as they lie in memory, the slowest first; [] where they do not lie
     densely, or that is not known."""
-    sizes, strides = ([_hint(n) for n in numbers] for numbers in (value.shape, value.stride()))
+    sizes, strides = ([hint(n) for n in numbers] for numbers in (value.shape, value.stride()))
     order = sorted(range(len(sizes)), key=lambda d: -strides[d])
     dense = 1
     for d in reversed(order):
@@ -137,14 +137,15 @@ def _order_of(value: torch.Tensor) -> list[int]:
     return order
 
 
-def _hint(n: int | torch.SymInt) -> int:
+def hint(n: int | torch.SymInt) -> int:
     """The size that a symbol had when it was captured; -1 where none is known."""
     known = n if isinstance(n, int) else n.node.hint
     return -1 if known is None else int(known)
 
 
 def _contiguous(result: Any) -> torch.Tensor:
-    return _tensor(result).contiguous()
+    x = _tensor(result)
+    return x.contiguous() if x.numel() else x.new_empty(x.shape)  # NumPy has other strides where nothing is stored
 
 
 def _strided(strides: tuple[int, ...], result: Any) -> torch.Tensor:

@@ -299,7 +299,7 @@ class CompiledGraph:
         from xrt_torch.translation import UntranslatableError, mistrust, translatable  # imports torch's exporter
 
         graph = self.module.graph
-        if has_complex(graph) and not self.is_dynamic:
+        if has_complex(graph):
             graph = in_real_numbers(graph)
             results: Any = graph.output_node().args[0]
             self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]

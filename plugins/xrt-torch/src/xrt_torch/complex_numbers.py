@@ -8,19 +8,22 @@ together: those nodes have `meta["at_border"]`. So does an operator without a ru
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.convert_frame import compile_lock
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_leaves, tree_map, tree_map_only
 
+from xrt_torch.calls import hint
 from xrt_torch.decompositions import table
 
 aten = torch.ops.aten
@@ -56,6 +59,20 @@ def has_complex(graph: Graph) -> bool:
     return any(_is_complex(n.meta.get("val")) for n in graph.nodes)
 
 
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without torch's reports of guards that are refused."""
+    loggers = [logging.getLogger(f"torch.{n}") for n in ("fx.experimental.symbolic_shapes", "_subclasses.fake_tensor")]
+    before = [log.level for log in loggers]
+    for log in loggers:
+        log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for log, level in zip(loggers, before, strict=True):
+            log.setLevel(level)
+
+
 def _is_complex(value: Any) -> bool:
     return any(isinstance(v, Tensor) and v.dtype.is_complex for v in tree_leaves(value))
 
@@ -63,12 +80,21 @@ def _is_complex(value: Any) -> bool:
 def in_real_numbers(graph: Graph) -> Graph:
     """The same graph in real numbers; inputs and results are those of the graph, of the same names and order.
 
-    Nodes that compute with real numbers alone are copied. The graph must have static shapes.
+    Nodes that compute with real numbers alone are copied. Where sizes vary and what is computed in real numbers would
+    hold for some of them alone, it is the graph that was given.
     """
     modes = {v.fake_mode for n in graph.nodes for v in tree_leaves(n.meta.get("val")) if isinstance(v, FakeTensor)}
     if len(modes) != 1:
         return graph
-    return _Lowering(graph, modes.pop()).run()
+    mode = modes.pop()
+    if mode.shape_env is None or not any(isinstance(n.meta.get("val"), torch.SymInt) for n in graph.nodes):
+        return _Lowering(graph, mode).run()
+    with compile_lock, _unlogged():  # while another graph is captured its guards are made
+        try:
+            with mode.shape_env.error_on_new_guards():
+                return _Lowering(graph, mode).run()
+        except (LookupError, RuntimeError):  # the guard's error is one
+            return graph
 
 
 class _Recorder(TorchDispatchMode):
@@ -79,11 +105,26 @@ class _Recorder(TorchDispatchMode):
         self.graph = graph
         self.at_border = False
         self._nodes: dict[int, tuple[Node, Any]] = {}  # with the tensor, so that no other gets its id
+        self._sizes: dict[Any, Node] = {}  # of symbolic sizes, by their expressions
 
     def note(self, value: Any, node: Node) -> None:
-        self._nodes[id(value)] = node, value
+        if isinstance(value, torch.SymInt):
+            self._sizes.setdefault(value.node.expr, node)
+        else:
+            self._nodes[id(value)] = node, value
+
+    def _size(self, value: torch.SymInt) -> Node:
+        found = self._sizes.get(value.node.expr)
+        if found is None:
+            places = ((n, t, axis) for n, t in self._nodes.values() for axis in range(t.dim()))
+            node, axis = next((n, a) for n, t, a in places if _expression(t.shape[a]) == value.node.expr)
+            found = self._sizes[value.node.expr] = self.graph.call_function(aten.sym_size.int, (node, axis))
+            found.meta["val"] = value
+        return found
 
     def node_of(self, value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return self._size(value)
         if not isinstance(value, Tensor):
             return value
         known = self._nodes.get(id(value))
@@ -104,8 +145,12 @@ class _Recorder(TorchDispatchMode):
             if made is not NotImplemented:
                 return made
         made = func(*args, **kwargs)
-        if not any(isinstance(m, Tensor) for m in tree_leaves(made)):  # of sizes and devices
-            return made
+        if any(isinstance(m, Tensor) for m in tree_leaves(made)):  # not of sizes and devices
+            self.record(func, args, kwargs, made)
+        return made
+
+    def record(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+        """Add a node whose results these are."""
         node = self.graph.call_function(func, *tree_map(self.node_of, (args, kwargs)))
         node.meta["val"] = made
         if self.at_border:
@@ -117,7 +162,6 @@ class _Recorder(TorchDispatchMode):
                 self.note(m, part)
         else:
             self.note(made, node)
-        return made
 
 
 class _Lowering:
@@ -127,6 +171,7 @@ class _Lowering:
         self._recorder = _Recorder(self._made)
         self._nodes: dict[Node, Node] = {}  # of those that were copied
         self._values: dict[Node, Any] = {}  # of the others
+        self._given: dict[Node, Any] = {}  # what rules see of nodes that were copied
         self._apart: dict[Node, _Pair] = {}
 
     def run(self) -> Graph:
@@ -137,6 +182,8 @@ class _Lowering:
                 copied = self._made.node_copy(node, self._node)
                 copied.meta = dict(node.meta)
                 self._nodes[node] = copied
+                if isinstance(value := node.meta.get("val"), torch.SymInt | Tensor):
+                    self._recorder.note(value, copied)
             else:
                 self._values[node] = self._computed(node)
         return self._made
@@ -165,7 +212,9 @@ class _Lowering:
         if node in self._values:
             value = self._values[node]
         else:
-            value = node.meta["val"]
+            if node not in self._given:
+                self._given[node] = tree_map_only(Tensor, self._with_own_memory, node.meta["val"])
+            value = self._given[node]
             for v in tree_leaves(value):
                 if isinstance(v, Tensor):
                     self._recorder.note(v, self._nodes[node])
@@ -183,6 +232,13 @@ class _Lowering:
                 self._apart[node] = _Pair(*(aten.select.int(real, real.dim() - 1, i) for i in range(2)))
         return self._apart[node]
 
+    def _with_own_memory(self, x: Tensor) -> Tensor:
+        """x, of another's memory no part, where sizes vary: whether a part is within the whole would be a guard."""
+        if x.dtype.is_complex or all(isinstance(n, int) for n in (*x.shape, *x.stride())):
+            return x
+        with self._mode:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
     def _computed(self, node: Node) -> Any:
         args = tree_map_only(Node, self._value, node.args)
         kwargs = tree_map_only(Node, self._value, node.kwargs)
@@ -192,13 +248,28 @@ class _Lowering:
                 made = rule(node, *args, **kwargs)
             if made is not NotImplemented:
                 return made
-        args, kwargs = tree_map_only(_Pair, self._together, (args, kwargs))
-        with self._computing(at_border=True):
+        args, kwargs = tree_map_only(Node, self._whole, (node.args, node.kwargs))
+        if not isinstance(node.target, torch._ops.OpOverload):
             return node.target(*args, **kwargs)  # type: ignore[operator]
-
-    def _together(self, pair: _Pair) -> Tensor:
+        made = node.meta["val"]  # torch's functions of fake tensors might ask for sizes that vary
         with self._computing(at_border=True):
-            made: Tensor = aten.complex.default(pair.re, pair.im)
+            self._recorder.record(node.target, args, kwargs, made)
+        return made
+
+    def _whole(self, node: Node) -> Any:
+        """The tensor of a node, complex where it is."""
+        value = self._value(node)
+        if not isinstance(value, _Pair):
+            return value
+        known = self._values.get(node, node.meta["val"])
+        return self._together(value, node.meta["val"]) if isinstance(known, _Pair) else known
+
+    def _together(self, pair: _Pair, made: Tensor) -> Tensor:
+        """A complex tensor, which this one is."""
+        with self._computing():
+            parts = _in_order_of(made, _side_by_side(pair))
+        with self._computing(at_border=True):
+            self._recorder.record(aten.view_as_complex.default, (parts,), {}, made)
         return made
 
     def _result(self, node: Any) -> Any:
@@ -207,17 +278,19 @@ class _Lowering:
         value = self._values.get(node)
         if not isinstance(value, _Pair):
             return self._node(node)
-        with self._computing():
-            value = _Pair(*(_of_strides(part, node.meta["val"]) for part in (value.re, value.im)))
-        return self._recorder.node_of(self._together(value))
+        return self._recorder.node_of(self._together(value, node.meta["val"]))
 
 
-def _of_strides(x: Tensor, like: Tensor) -> Tensor:
-    """x with its dimensions in memory in the order of another tensor's."""
-    order = sorted(range(like.dim()), key=lambda d: -like.stride(d))
-    if order == list(range(like.dim())):
+def _expression(n: int | torch.SymInt) -> Any:
+    return n.node.expr if isinstance(n, torch.SymInt) else n
+
+
+def _in_order_of(like: Tensor, x: Tensor) -> Tensor:
+    """x [..., 2] with its dimensions in memory in the order of those of another tensor [...]."""
+    order = [*sorted(range(like.dim()), key=lambda d: -hint(like.stride(d))), like.dim()]
+    if order == list(range(x.dim())):
         return x
-    back = [order.index(d) for d in range(like.dim())]
+    back = [order.index(d) for d in range(x.dim())]
     return aten.permute.default(
         aten.clone.default(aten.permute.default(x, order), memory_format=torch.contiguous_format), back
     )
@@ -308,7 +381,8 @@ def _shaped(node: Node, re: Any, im: Any) -> _Pair:
     for part in (re, im):
         x = torch.full([], part or 0.0, dtype=kind) if not isinstance(part, Tensor) else part
         x = x if x.dtype is kind else aten._to_copy.default(x, dtype=kind)
-        made.append(x if x.shape == like.shape else aten.expand.default(x, list(like.shape)))
+        same = [_expression(n) for n in x.shape] == [_expression(n) for n in like.shape]
+        made.append(x if same else aten.expand.default(x, list(like.shape)))
     return _Pair(*made)
 
 
@@ -395,7 +469,7 @@ def _conjugate(node: Node, x: Any) -> _Pair:
     return _shaped(node, re, -im)
 
 
-def _side_by_side(node: Node, x: _Pair) -> Tensor:
+def _side_by_side(x: _Pair) -> Tensor:
     return torch.cat([x.re.unsqueeze(-1), x.im.unsqueeze(-1)], -1)
 
 
@@ -415,11 +489,18 @@ def _split(x: Tensor) -> _Pair:
     return _Pair(*(aten.select.int(x, x.dim() - 1, i) for i in range(2)))
 
 
+def _are_known(lengths: Iterable[int | torch.SymInt]) -> bool:
+    """Whether no length of a transform varies, which graphs are written for."""
+    return all(isinstance(n, int) for n in lengths)
+
+
 def _complex_transform(node: Node, x: Any, dim: Sequence[int], normalization: int, forward: bool) -> Any:
     if not dim:
         return x
     dims = [d % x.re.dim() for d in dim]
-    made = _side_by_side(node, x)
+    if not _are_known(x.re.shape[d] for d in dims):
+        return NotImplemented
+    made = _side_by_side(x)
     for d in dims:
         made = _transformed(made, d, not forward)
     return _split(_normalised(made, math.prod(x.re.shape[d] for d in dims), normalization))
@@ -427,6 +508,8 @@ def _complex_transform(node: Node, x: Any, dim: Sequence[int], normalization: in
 
 def _transform_of_real(node: Node, x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
     dims = [d % x.dim() for d in dim]
+    if not _are_known(x.shape[d] for d in dims):
+        return NotImplemented
     made = torch.cat([x.unsqueeze(-1), torch.zeros_like(x).unsqueeze(-1)], -1)
     for i, d in enumerate(reversed(dims)):
         made = _transformed(made, d, False)
@@ -438,7 +521,9 @@ def _transform_of_real(node: Node, x: Tensor, dim: Sequence[int], normalization:
 def _transform_to_real(node: Node, x: _Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Any:
     """The half that is missing is the conjugate of the other, from its end."""
     dims = [d % x.re.dim() for d in dim]
-    made = _side_by_side(node, x)
+    if not _are_known([last_dim_size, *(x.re.shape[d] for d in dims)]):
+        return NotImplemented
+    made = _side_by_side(x)
     for d in dims[:-1]:
         made = _transformed(made, d, True)
     last, n = dims[-1], last_dim_size
@@ -448,7 +533,7 @@ def _transform_to_real(node: Node, x: _Pair, dim: Sequence[int], normalization: 
         tail = (n - 1) // 2
         re = torch.cat([re, re.narrow(last, 1, tail).flip(last)], last)
         im = torch.cat([im, -im.narrow(last, 1, tail).flip(last)], last)
-    made = _transformed(_side_by_side(node, _Pair(re, im)), last, True)
+    made = _transformed(_side_by_side(_Pair(re, im)), last, True)
     count = math.prod(x.re.shape[d] for d in dims[:-1]) * n
     return _normalised(_split(made).re, count, normalization)
 
@@ -494,7 +579,7 @@ _RULES |= {
     aten.sgn: _sign,
     aten.sub: lambda node, a, b, *, alpha=1: _sum_of(node, a, b, -1, alpha),
     aten.view_as_complex: lambda node, x: _split(x),
-    aten.view_as_real: _side_by_side,
+    aten.view_as_real: lambda node, x: _side_by_side(x),
     aten.where: _selected,
     aten.zeros_like: _zeros,
 }

@@ -35,7 +35,6 @@ _OF_TORCH: list[Any] = [
     aten._adaptive_avg_pool2d,
     aten._batch_norm_with_update_functional,
     aten._native_batch_norm_legit_functional,
-    aten._scaled_dot_product_flash_attention_for_cpu,
     aten.embedding_dense_backward,
     aten.linalg_vector_norm,
     aten.native_group_norm_backward,
@@ -48,6 +47,10 @@ _OF_TORCH: list[Any] = [
     aten.var.correction,
     aten.var_mean.correction,
 ]
+_PADS = (
+    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
+    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default,
+)  # fmt: skip
 _KEPT = (aten.bernoulli, aten.rrelu)  # run by torch itself, so that a seed gives the numbers of eager
 
 
@@ -63,6 +66,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
     made = dict(core_aten_decompositions().items())
     made.update(get_decompositions(_OF_TORCH))
+    made.update({pad: functools.partial(_pad, made[pad]) for pad in _PADS})
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
@@ -158,6 +162,11 @@ def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 def _empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **given: Any) -> Tensor:
     order = [physical_layout.index(i) for i in range(len(size))]
     return torch.empty([size[d] for d in physical_layout], **given).permute(order)
+
+
+def _pad(decomposition: Callable[..., Tensor], x: Tensor, padding: Sequence[int]) -> Any:
+    """Whole, as one operator of ONNX, but where something is cut off."""
+    return NotImplemented if all(isinstance(n, int) and n >= 0 for n in padding) else decomposition(x, padding)
 
 
 def _replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:

@@ -23,7 +23,7 @@ VIEWS = {aten.permute, aten.t, aten.transpose, aten.view, aten.unsqueeze, aten.e
 _FACTORIES = {aten.empty, aten.full, aten.arange, aten.scalar_tensor, aten.zeros, aten.ones}
 
 
-_BORDER = {aten.complex.default, aten.view_as_real.default, aten.resolve_conj.default}
+_BORDER = {aten.view_as_complex.default, aten.view_as_real.default, aten.resolve_conj.default}
 AT_BORDER = "torch takes complex numbers apart for XRT, and puts them together"
 """Why nodes run in torch whose complex numbers are computed by XRT."""
 CHECKS = "torch looks whether a factorisation failed, and raises its error"

@@ -61,6 +61,8 @@ def own_translations() -> dict[Any, Any]:
     """The translations of this package: of operators that torchlib lacks or gets wrong."""
     return {
         torch.ops.aten.gelu.default: _gelu,
+        torch.ops.aten.index.Tensor: _index,
+        torch.ops.aten._unsafe_index.Tensor: _index,
         torch.ops.aten.sort.stable: _sort_stable,
         dft._opoverload: _dft,
         recurrence._opoverload: _recurrence,
@@ -73,6 +75,17 @@ def _gelu(x: Any, approximate: str = "none") -> Any:
     from xrt_torch.onnx_functions import gelu, gelu_tanh
 
     return gelu_tanh(x) if approximate == "tanh" else gelu(x)
+
+
+def _index(x: Any, indices: Sequence[Any]) -> Any:
+    """By one tensor of integers: an operator that engines have, with an index that is no larger than it was."""
+    from onnxscript.function_libs.torch_lib.ops.core import aten_index
+    from onnxscript.onnx_opset import opset18 as op
+
+    given = [(i, v) for i, v in enumerate(indices) if v is not None]
+    if len(given) == 1 and given[0][1].dtype in (ir.DataType.INT32, ir.DataType.INT64):
+        return op.Gather(x, given[0][1], axis=given[0][0])
+    return aten_index(x, indices)
 
 
 def _dft(x: Any, dim: int, inverse: bool) -> Any:
