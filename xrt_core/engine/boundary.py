@@ -57,6 +57,7 @@ from xrt_core.errors import (
 )
 from xrt_core.events import process_events
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, operators_of
+from xrt_core.ir.garbage_collection import is_usually_on
 from xrt_core.ir.graph import Node, Phase, Support
 
 T = TypeVar("T")
@@ -310,8 +311,12 @@ def _set_numpy_random(state: tuple[Any, ...]) -> None:
     np.random.set_state(("MT19937", np.frombuffer(state[0], np.uint32), *state[1:]))
 
 
+def _collector() -> tuple[bool, tuple[int, int, int]]:
+    return is_usually_on(), gc.get_threshold()
+
+
 def _set_collector(state: tuple[bool, tuple[int, int, int]]) -> None:
-    (gc.enable if state[0] else gc.disable)()
+    (gc.enable if state[0] else gc.disable)()  # where it is paused, for the rest of the pause
     gc.set_threshold(*state[1])
 
 
@@ -347,7 +352,7 @@ ASPECTS: Final[Mapping[str, Aspect]] = {
         Aspect("the standard streams", _streams, _set_streams, rejects="always"),
         Aspect("the priority", lambda: os.getpriority(os.PRIO_PROCESS, 0), rejects="always"),
         Aspect("resource limits", _limits, rejects="always"),
-        Aspect("the garbage collector", lambda: (gc.isenabled(), gc.get_threshold()), _set_collector, rejects="always"),
+        Aspect("the garbage collector", _collector, _set_collector, rejects="always"),
         Aspect("the switch interval", usual_interval, sys.setswitchinterval, rejects="always"),
         Aspect("the environment", lambda: dict(os.environ)),
         Aspect("warnings filters", lambda: list(warnings.filters)),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Union
 
 from xrt_core.errors import GraphError, InputError, ModelLoadError
@@ -16,6 +15,7 @@ from xrt_core.files import decode
 from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
 from xrt_core.frontends.plugin_models import import_object
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
+from xrt_core.ir.garbage_collection import collector_paused
 from xrt_core.ir.graph import Graph, Value, every_node
 from xrt_core.ir.schema import domain_version
 from xrt_core.ir.types import Shape, TensorType
@@ -157,7 +157,7 @@ def _import(
             f"file, a ModelProto or an onnx_ir.Model"
         )
     try:
-        with _gc_paused():
+        with collector_paused():  # collections double the time
             return _read(model, weights, external), model
     except ModelLoadError as e:
         raise ModelLoadError(f"{origin}: {e}") from e.__cause__
@@ -167,18 +167,6 @@ def _import(
         raise ModelLoadError(f"{origin}: a name in the model is not UTF-8 text; the file is damaged ({e})") from e
     except RecursionError as e:
         raise ModelLoadError(f"{origin}: functions or subgraphs are nested too deeply") from e
-
-
-@contextlib.contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Disable the garbage collector: building a large graph creates no cycles, and collections double the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _read(model: ModelProto, weights: Weights | None, external: ExternalData) -> Graph:

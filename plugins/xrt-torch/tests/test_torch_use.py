@@ -30,6 +30,7 @@ from xrt_torch.partition import AT_BORDER, Stage  # noqa: E402
 
 import xrt_core as xrt  # noqa: E402
 from xrt_core.module import XRTModule  # noqa: E402
+from xrt_core.testing.processes import run_python  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_graphs")]
 HOST = {"engine": "host", "background": False}
@@ -922,3 +923,26 @@ def test_a_translation_does_not_disturb_a_capture(monkeypatch: pytest.MonkeyPatc
     second(x).sum().backward()
     assert xrt_torch.wait(60)
     assert all(g.reason is None for g in xrt_torch.graphs())
+
+
+def test_no_other_thread_runs_while_sources_are_parsed() -> None:
+    """Where the collector runs, Python's parser gives another thread's parsing an error, and gets one."""
+    run_python("""
+        import ast, gc, threading
+        import torch, xrt_torch
+
+        parse, collects = ast.parse, []
+        def noted(*args, **kwargs):
+            if threading.current_thread() is not threading.main_thread():
+                collects.append(gc.isenabled())
+            return parse(*args, **kwargs)
+
+        ast.parse = noted
+        call = torch.compile(torch.nn.functional.gelu, backend="xrt", options={"engine": "host"})
+        for _ in range(3):
+            call(torch.ones(4))
+            xrt_torch.wait(60)
+        ast.parse = parse
+        assert len(collects) > 100 and not any(collects), (len(collects), sum(collects))
+        assert gc.isenabled()
+    """)

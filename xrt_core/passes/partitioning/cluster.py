@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import Struct
 
 from xrt_core.errors import InternalError, OptionError
+from xrt_core.ir.garbage_collection import collector_paused
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning.contraction import (
     Contraction,
-    collector_paused,
     distinct,
     edge_groups,
     find_root,
@@ -69,7 +69,7 @@ class Clustering(Struct, frozen=True):
         return found
 
 
-@collector_paused()
+@collector_paused()  # there are up to twenty containers per node, and collections take half of the time
 def cluster(
     graph: Graph,
     marks: Marks,

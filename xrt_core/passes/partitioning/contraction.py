@@ -28,9 +28,7 @@ exactly when contracting it makes no cycle.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -529,20 +527,3 @@ class _EdgeMerger:
         self.label[v] = u
         self.merged += 1
         return u
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection inside the block; reference counting continues. Does nothing if it is off already.
-
-    Partitioning creates no reference cycles, but up to twenty containers per node, which trigger collections that
-    traverse the whole graph: half of the time for 100 000 nodes, and superlinear.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

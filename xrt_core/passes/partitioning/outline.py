@@ -9,12 +9,13 @@ import numpy as np
 
 from xrt_core.errors import InternalError
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, launch
+from xrt_core.ir.garbage_collection import collector_paused
 from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 from xrt_core.ir.types import Shape, TensorType
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
-from xrt_core.passes.partitioning.contraction import Reads, adjacency, ascending, collector_paused, distinct, reads_of
+from xrt_core.passes.partitioning.contraction import Reads, adjacency, ascending, distinct, reads_of
 from xrt_core.passes.partitioning.support import HOST
 
 Elements = Callable[[Value], "Shape | None"]

@@ -102,9 +102,9 @@ def flash_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """query: [batch, heads, queries, size]; key, value: [batch, heads or fewer, keys, size]. attn_mask: what is added to
-    the scores. Returns the result, and the logarithms of the sums of exponentials, float32 [batch,
-    heads, queries] (those of float64 are float64), which torch's own decomposition has not."""
+    """query: [batch, heads, queries, size]; key, value: [batch, heads or fewer, keys, size]. attn_mask: what is added
+    to the scores. Returns the result, and the logarithms of the sums of exponentials, float32 [batch, heads, queries]
+    (of float64 float64), which torch's own decomposition has not."""
     if dropout_p:
         return NotImplemented
     kind = torch.float64 if query.dtype is torch.float64 else torch.float32

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 import xrt_core as xrt
 from xrt_core.errors import describe
 from xrt_core.events import Kind, process_events
+from xrt_core.ir.garbage_collection import collector_paused
 from xrt_core.options import AUTO, resolve
 from xrt_torch.background import compiler, ending, tuner
 from xrt_torch.calls import Ending, StageCall
@@ -296,7 +297,8 @@ class CompiledGraph:
     def _build(self) -> list[_Ran]:
         if self._kept is not None:
             return [self._of_kept(self._kept)]
-        from xrt_torch.translation import UntranslatableError, mistrust, translatable  # imports torch's exporter
+        with collector_paused():  # for what it parses: see `registry`
+            from xrt_torch.translation import UntranslatableError, mistrust, translatable  # imports torch's exporter
 
         graph = self.module.graph
         if has_complex(graph):

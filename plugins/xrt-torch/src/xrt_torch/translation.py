@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx._internal.exporter import _core, _fx_passes, _ir_passes, _registration
 
 from xrt_core.errors import ModelLoadError
+from xrt_core.ir.garbage_collection import collector_paused
 from xrt_torch.complex_numbers import dft
 from xrt_torch.convolution import conv_filter_grad
 from xrt_torch.partition import copy_of
@@ -49,9 +50,15 @@ def _quietly() -> Iterator[None]:
 
 @functools.cache
 def registry() -> Any:
-    """Torchlib's registry. The first call imports onnxscript, which takes two seconds."""
-    with _quietly():
+    """Torchlib's registry. The first call imports onnxscript, which takes two seconds.
+
+    It parses the source of some 500 functions. Where the garbage collector runs meanwhile, code of other threads does,
+    and what they parse (TorchDynamo its guards) fails, or this: https://github.com/python/cpython/issues/106905.
+    """
+    with _quietly(), collector_paused():
         made = _registration.ONNXRegistry.from_torchlib()
+        import xrt_torch.onnx_functions  # noqa: F401 -- parsed now, and not when the first of them is needed
+
         for operator, function in own_translations().items():
             made.register_op(operator, function)
         return made
