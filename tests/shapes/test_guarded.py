@@ -122,6 +122,27 @@ def test_sizes_that_leave_nothing_are_not_examined() -> None:
     assert composite.other_sizes(product_function(), {"n": 9}) == [{"n": 2}, {"n": 1}]
 
 
+def test_sizes_too_small_to_be_reflected_are_not_examined() -> None:
+    """NumPy reflects an edge that is wider than what there is, libraries fail: such a call has a plan of its own."""
+    b = Builder()
+    b.op("Exp", b.op("Pad", "x", b.constant([0, 4, 0, 3]), mode="reflect"))
+    model = b.model([("x", TensorProto.FLOAT, ["b", "n"])], ["v1"])
+    m = xrt.XRTModule(model, engine="onnxruntime", guard=True, cache="off")
+    for n in (12, 9, 7, 11):
+        x = np.linspace(-1, 1, 2 * n, dtype=np.float32).reshape(2, n)
+        for _ in range(2):
+            np.testing.assert_allclose(m(x), np.exp(np.pad(x, ((0, 0), (4, 3)), mode="reflect")), rtol=1e-5)
+            assert m.wait(60)
+    (entry,) = symbolic(m)
+    assert "n - 5 >= 0" in entry.plan.explain().guards
+    (launch,) = entry.plan.launches
+    assert composite.other_sizes(launch.function, {"b": 2, "n": 12}) == [{"b": 1, "n": 11}]
+    assert composite.other_sizes(launch.function, {"b": 1, "n": 5}) == []
+    assert m.report().clusters[0]["state"] == "live"
+    x = np.arange(3, dtype=np.float32).reshape(1, 3)
+    np.testing.assert_allclose(m(x), np.exp(np.pad(x, ((0, 0), (4, 3)), mode="reflect")), rtol=1e-5)
+
+
 def product_function() -> Any:
     """The symbolic cluster of `product`."""
     m = module(product(), "right_for_one_size", guard=False, cache="off", shapes={"x": ("n", 4)})

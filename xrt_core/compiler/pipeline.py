@@ -36,7 +36,14 @@ from xrt_core.passes.partitioning.cost_model import flops, is_small_part
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, is_late, shape_inputs
-from xrt_core.passes.sized_graphs import agreement, dimension_guards, function_at, graph_at, is_shape_arithmetic
+from xrt_core.passes.sized_graphs import (
+    agreement,
+    dimension_guards,
+    function_at,
+    graph_at,
+    is_shape_arithmetic,
+    reflection_guards,
+)
 from xrt_core.passes.symbolic_shapes import SymbolicShapes
 from xrt_core.runtime.arrays import has_converter
 from xrt_core.runtime.input_checks import has_symbolic_index
@@ -118,7 +125,8 @@ class Pipeline:
         planned.signature = types, known
         if symbolic is not None and optimised.symbolic is not None:
             planned.symbolic = symbolic
-            planned.guards = (*optimised.symbolic.guards, *dimension_guards(optimised.graph))
+            reflected = [g for g in reflection_guards(optimised.graph) if g.evaluate(symbolic.sizes) >= 0]
+            planned.guards = (*optimised.symbolic.guards, *dimension_guards(optimised.graph), *reflected)
             agreed = agreement(optimised.graph, symbolic.symbols, symbolic.sizes)
             planned.agrees = None if agreed is None else agreed.holds
         if kind is Planned:

@@ -24,7 +24,7 @@ from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.passes.partitioning.cost_model import flops
-from xrt_core.passes.sized_graphs import function_at
+from xrt_core.passes.sized_graphs import function_at, reflection_guards
 from xrt_core.runtime.arrays import Range
 from xrt_core.runtime.binding import taken_at
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
@@ -298,16 +298,17 @@ def lighter_sizes(function: Function, sizes: Mapping[str, int]) -> Mapping[str, 
     found = dict(sizes)
     while sum(map(flops, function_at(function, found).body.nodes)) > _ENOUGH:
         name = max(found, key=lambda s: found[s] // steps[s])
-        if found[name] <= steps[name]:
+        less = {**found, name: max(1, found[name] // 2 // steps[name]) * steps[name]}
+        if found[name] <= steps[name] or not _has_elements(function, less):
             break
-        found[name] = max(1, found[name] // 2 // steps[name]) * steps[name]
+        found = less
     return found if found != dict(sizes) and checker_at(function, found) is not None else sizes
 
 
 def other_sizes(function: Function, sizes: Mapping[str, int]) -> list[dict[str, int]]:
     """Sizes of the symbols of a function other than these, and not larger: all of them different and small, and 1;
-    where a tensor of the function would be empty with either, as a convolution's result of less than its filter, those
-    that are less by one."""
+    where a tensor of the function would be empty with either, as a convolution's result of less than its filter, or an
+    edge be reflected that is wider than it, those that are less by one."""
     small = {name: min(2 + i, size) for i, (name, size) in enumerate(sorted(sizes.items()))}
     least = dict.fromkeys(sizes, 1)
     nearly = {name: max(size - 1, 1) for name, size in sizes.items()}
@@ -321,10 +322,13 @@ def other_sizes(function: Function, sizes: Mapping[str, int]) -> list[dict[str, 
 
 
 def _has_elements(function: Function, sizes: Mapping[str, int]) -> bool:
-    """Whether all tensors of a symbolic function have elements for these sizes, as far as is known."""
+    """Whether all tensors of a symbolic function have elements for these sizes, and enough for edges to be reflected,
+    as far as is known."""
     ports = [size_of(d, sizes) for p in (*function.params, *function.returns) for d in p.dims]
     values = (v for n in function.body.nodes for v in n.outputs if v is not None)
     made = (size_of(d, sizes) for v in values for d in v.shape or ())
+    if any(g.evaluate(sizes) < 0 for g in reflection_guards(function.body) if g.symbols <= sizes.keys()):
+        return False
     return all(d is not None and d > 0 for d in ports) and all(d is None or d > 0 for d in made)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -27,6 +28,25 @@ def dimension_guards(graph: Graph) -> list[Expr]:
         if isinstance(d, str)
     }
     return [e - 1 for d in sorted(texts) if (e := expression(d)) is not None]
+
+
+def reflection_guards(graph: Graph) -> list[Expr]:
+    """What must not be negative for no reflected edge (Pad) to be wider than what there is to reflect: NumPy reflects
+    that once more, and libraries fail."""
+    found: dict[Expr, None] = {}
+    for n in graph.nodes:
+        if n.op_type != "Pad" or n.domain or n.attributes.get("mode") != "reflect":
+            continue
+        x, given, _, axes = (*n.inputs, None, None, None)[:4]
+        pads: Any = n.attributes.get("pads") if n.version < 11 else None if given is None else given.data
+        if x is None or x.shape is None or pads is None or (axes is not None and axes.data is None):
+            continue
+        where = range(len(x.shape)) if axes is None or axes.data is None else axes.data.tolist()
+        for axis, *ends in zip(where, pads[: len(where)], pads[len(where) :], strict=True):
+            d = x.shape[axis]
+            if isinstance(d, str) and (e := expression(d)) is not None and max(ends) > 0:
+                found[e - 1 - int(max(ends))] = None
+    return list(found)
 
 
 class Agreement(Struct, frozen=True):
