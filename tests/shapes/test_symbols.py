@@ -161,7 +161,7 @@ def test_an_index_of_rows_and_columns(column: int, op: str, proven: bool) -> Non
 
 
 _indices = st.recursive(
-    st.sampled_from(["places", "size"]) | st.integers(-9, 9),
+    st.sampled_from(["places", "size", "data"]) | st.integers(-9, 9),
     lambda inner: (
         st.tuples(st.sampled_from(["Add", "Sub", "Mul", "Max", "Min"]), inner, inner)
         | st.tuples(st.sampled_from(["Neg", "Abs"]), inner)
@@ -172,10 +172,11 @@ _indices = st.recursive(
 )
 
 
-@examples(200)
+@examples(2000)
 @given(_indices, st.integers(1, 9))
 def test_ranges_hold_all_elements(tree: Any, first: int) -> None:
-    """Of integers that are computed from the places of an axis of n and from n, for each n that the guards allow."""
+    """Of integers that are computed from the places of an axis of n, from n and from data, for each n that the guards
+    allow."""
     vector, nodes = TensorType(np.dtype(np.int64), ("n",)), list[Node]()
     x, size, span = (Value(n, TensorType(np.dtype(np.int64), s)) for n, s in (("x", ("n",)), ("size", (1,)), ("s", ())))
     shape = TensorType(np.dtype(np.int64), ())
@@ -188,7 +189,7 @@ def test_ranges_hold_all_elements(tree: Any, first: int) -> None:
 
     def built(t: Any) -> Value:
         if not isinstance(t, tuple):
-            known = {"places": places, "size": span}
+            known = {"places": places, "size": span, "data": Value("data", vector)}
             return known[t] if isinstance(t, str) else Value.constant(np.array(t, np.int64), f"k{t}")
         operands = [built(o) for o in t[1:]]
         if t[0] == "Where":
@@ -201,13 +202,14 @@ def test_ranges_hold_all_elements(tree: Any, first: int) -> None:
 
     def computed(t: Any, n: int) -> Any:
         if not isinstance(t, tuple):
-            return {"places": np.arange(n), "size": np.array(n)}[t] if isinstance(t, str) else np.array(t)
+            known = {"places": np.arange(n), "size": np.array(n), "data": np.arange(n) * 37 % 23 - 11}
+            return known[t] if isinstance(t, str) else np.array(t)
         a = [computed(o, n) for o in t[1:]]
         return {
             "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum,
             "Neg": np.negative, "Abs": np.abs, "Mod": np.mod,
             "Clip": lambda v, low, high: np.minimum(np.maximum(v, low), high),
-            "Where": lambda _, p, q: np.concatenate([np.ravel(p), np.ravel(q)]).reshape(-1, 1),
+            "Where": lambda _, p, q: np.where(np.arange(n) % 2 == 0, p, q),
         }[t[0]](*a)  # fmt: skip
 
     symbolic = SymbolicShapes({"n": Symbol("n")}, {"n": first})

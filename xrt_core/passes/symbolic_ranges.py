@@ -106,13 +106,15 @@ def _extreme_of(largest: bool) -> Callable[..., Interval]:
 
 
 def _clipped(s: KnownRanges, node: Node) -> Interval | None:
-    found = s.interval(node.inputs[0])
-    for v, largest in zip(node.inputs[1:], (True, False), strict=False):
-        limit = None if v is None else s.interval(v)
-        if v is not None and (limit is None or found is None):
-            return None
-        if limit is not None and found is not None:
-            found = _extreme_of(largest)(s, found, limit)
+    """Of any integers, where both limits are known; the upper one holds where they contradict."""
+    found, *limits = (None if v is None else s.interval(v) for v in (*node.inputs, None, None)[:3])
+    if any(v is not None and limit is None for v, limit in zip(node.inputs[1:], limits, strict=False)):
+        return None
+    low, high = limits
+    if found is None:
+        return None if low is None or high is None else (extreme(False)(s, low[0], high[0]), high[1])
+    for limit, largest in ((low, True), (high, False)):
+        found = found if limit is None else _extreme_of(largest)(s, found, limit)
     return found
 
 
