@@ -706,6 +706,13 @@ def test_a_forked_process_compiles_as_well() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
+def test_a_process_that_ends_as_work_begins() -> None:
+    """The thread that holds a team of OpenMP's is in an operator then, and none is when the interpreter ends."""
+    script = "from xrt_torch import background\nbackground.compiler.submit(int)\n"
+    for _ in range(3):  # with a thread that is a daemon every second one aborted
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
 def test_a_first_call_that_is_eagers() -> None:
     """`xrt_torch.compile` captures nothing in the first call, hooks of the module run once in each, the second call is
     compiled, and a copy of the module is as that of any compiled one; functions are taken as well."""

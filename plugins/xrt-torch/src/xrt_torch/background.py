@@ -24,8 +24,7 @@ _DIVIDED: Final = 1 << 17
 """Elements that torch divides among several threads: it gives each 32768 at least."""
 
 ending: Final = threading.Event()
-"""Set when the program ends, before the threads of executors are joined: what they wait for is of no use any more."""
-threading._register_atexit(ending.set)  # type: ignore[attr-defined]
+"""Set when the program ends, before its threads are joined: what they wait for is of no use any more."""
 
 
 class BackgroundThread:
@@ -73,14 +72,20 @@ class _Busy:
             if self.count > 1:
                 return
             self._done = threading.Event()
-            with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is ending
-                threading.Thread(target=_hold_team, args=(self._done,), name="xrt-torch-team", daemon=True).start()
+            if not ending.is_set():
+                with contextlib.suppress(RuntimeError):  # there may be no more threads
+                    # no daemon: in an operator when the interpreter ends it would abort the process
+                    threading.Thread(target=_hold_team, args=(self._done,), name="xrt-torch-team").start()
 
     def end(self) -> None:
         with self._lock:
             self.count -= 1
             if not self.count:
                 self._done.set()
+
+    def leave(self) -> None:
+        """Let the thread go, whatever is still done."""
+        self._done.set()
 
 
 def _hold_team(done: threading.Event) -> None:
@@ -93,6 +98,14 @@ compiler: Final = BackgroundThread("xrt-torch")
 tuner: Final = BackgroundThread("xrt-torch-tuner")
 for _one in (_busy, compiler, tuner):
     in_forked_process(_one.renew)
+
+
+def _end() -> None:
+    ending.set()
+    _busy.leave()
+
+
+threading._register_atexit(_end)  # type: ignore[attr-defined]
 
 
 def is_busy() -> bool:
