@@ -35,9 +35,10 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:  # also where a signal ends the body before it began
         with _lock:
-            _bodies.discard(body)
-            if not _bodies and _usual:
-                gc.enable()
+            if body in _bodies:
+                _bodies.discard(body)
+                if not _bodies and _usual:
+                    gc.enable()
 
 
 def is_usually_on() -> bool:

@@ -413,3 +413,13 @@ def test_fused_attention_gives_its_sums(case: str) -> None:
             assert got.stride() == want.stride()
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
     assert not [why for g in graphs for why in (*g.eager_nodes.values(), *filter(None, [g.reason]))]
+
+
+def test_a_size_that_no_tensor_has_is_a_lookup_error() -> None:
+    """Then the graph stays as it was given, and torch computes its complex numbers."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from xrt_torch.complex_numbers import _Recorder
+
+    recorder = _Recorder(torch.fx.Graph())
+    with pytest.raises(LookupError, match="no tensor of the graph has"):
+        recorder.node_of(ShapeEnv().create_unbacked_symint())

@@ -7,7 +7,7 @@ a quicker engine. What decides for good is not timed while XRT compiles anything
 are timed, and compared for one size. Where eager answers for good, what XRT compiled is let go.
 
 The first call of a turn does not count: the other side's threads still wait for work by spinning. (Call by call in
-turns, convolutions of 35 ms in eager and 53 on ONNX Runtime took 150 and 210, on two processors.)
+turns, convolutions that take eager 35 ms took it 110 to 150, on two processors.)
 """
 
 from __future__ import annotations

@@ -117,8 +117,10 @@ class _Recorder(TorchDispatchMode):
         found = self._sizes.get(value.node.expr)
         if found is None:
             places = ((n, t, axis) for n, t in self._nodes.values() for axis in range(t.dim()))
-            node, axis = next((n, a) for n, t, a in places if _expression(t.shape[a]) == value.node.expr)
-            found = self._sizes[value.node.expr] = self.graph.call_function(aten.sym_size.int, (node, axis))
+            place = next(((n, a) for n, t, a in places if _expression(t.shape[a]) == value.node.expr), None)
+            if place is None:
+                raise LookupError("a size that no tensor of the graph has")
+            found = self._sizes[value.node.expr] = self.graph.call_function(aten.sym_size.int, place)
             found.meta["val"] = value
         return found
 
