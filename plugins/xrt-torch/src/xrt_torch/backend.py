@@ -17,6 +17,7 @@ from xrt_core.options import resolve
 from xrt_torch.choice import Choice
 from xrt_torch.compiled import CompiledGraph, any_engine_will_do
 from xrt_torch.decompositions import table
+from xrt_torch.interpolation import WholeInterpolation
 from xrt_torch.kept import TranslationFile
 
 
@@ -83,7 +84,6 @@ def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, gr
     compiled graphs are added. Calls wait for XRT. options: those of XRTModule; None for graphs of torch's own operators
     that run in eager, without a decomposition."""
     from torch._functorch.aot_autograd import aot_function
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     compilers = _compilers(options or {}, False, graphs)
     if options is None:
@@ -92,10 +92,20 @@ def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, gr
     made = aot_function(function, **compilers)
 
     def call(*args: Any) -> Any:
-        with sdpa_kernel(SDPBackend.MATH):
+        with _whole_operators():
             return made(*args)
 
     return call
+
+
+@contextlib.contextmanager
+def _whole_operators() -> Iterator[None]:
+    """While torch captures: attention as matrix products, whose derivative has operators of its own, and interpolation
+    as one operator."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.MATH), WholeInterpolation():
+        yield
 
 
 def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool, freeze: bool) -> Any:
@@ -105,7 +115,6 @@ def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], ba
 
     def capture(given: Sequence[Any]) -> Any:
         from torch._dynamo.backends.common import aot_autograd
-        from torch.nn.attention import SDPBackend, sdpa_kernel
 
         file = None
         if shapes is not None and not freeze:
@@ -115,7 +124,7 @@ def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], ba
             graphs.append(CompiledGraph(module, "inference", options, background, set(), kept=kept))
             return graphs[0]
         made = aot_autograd(**_compilers(options, background, graphs, freeze, file))
-        with sdpa_kernel(SDPBackend.MATH):  # attention as matrix products, whose derivative has operators of its own
+        with _whole_operators():
             return made(module, given)
 
     def capture_later() -> Any:

@@ -20,6 +20,7 @@ from xrt_torch import (
     elementwise,
     foreach,
     groups,
+    interpolation,
     linear_algebra,
     ordering,
     polynomials,
@@ -87,6 +88,7 @@ def own() -> dict[Any, Callable[..., Any]]:
         resampling,
         convolution,
         groups,
+        interpolation,
         linear_algebra,
         attention,
     ):

@@ -20,6 +20,7 @@ from xrt_core.errors import ModelLoadError
 from xrt_core.ir.garbage_collection import collector_paused
 from xrt_torch.complex_numbers import dft
 from xrt_torch.convolution import conv_filter_grad
+from xrt_torch.interpolation import finds_same, interpolate, rounds_otherwise
 from xrt_torch.partition import copy_of
 from xrt_torch.polynomials import recurrence
 
@@ -74,6 +75,7 @@ def own_translations() -> dict[Any, Any]:
         dft._opoverload: _dft,
         recurrence._opoverload: _recurrence,
         conv_filter_grad._opoverload: _conv_filter_grad,
+        interpolate._opoverload: _interpolate,
         torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm,
     }
 
@@ -118,6 +120,34 @@ def _conv_filter_grad(
     node = ir.Node("xrt", "ConvFilterGrad", [x, grad], [*attributes, ir.AttrInt64("group", groups)], version=1)
     _core.current_tracer.nodes.append(node)
     return node.outputs[0]
+
+
+def _interpolate(x: Any, size: Sequence[Any], scales: Sequence[float], mode: str, align_corners: bool) -> Any:
+    from onnxscript.onnx_opset import opset18 as op
+
+    each = [op.Constant(value_ints=[n]) if isinstance(n, int) else op.Reshape(n, [-1]) for n in size]
+    how: dict[str, Any] = {"mode": mode}
+    if mode == "nearest":
+        how |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        if not scales and not all(finds_same(n, m) for n, m in zip(x.shape.dims[2:], size, strict=True)):
+            for i, n in enumerate(each):
+                x = _nearest(op, x, 2 + i, n)
+            return x
+    else:
+        how["coordinate_transformation_mode"] = "align_corners" if align_corners else "half_pixel"
+    if scales:
+        return op.Resize(x, None, op.Constant(value_floats=[1.0, 1.0, *scales]), None, **how)
+    return op.Resize(x, None, None, op.Concat(op.Shape(x, start=0, end=2), *each, axis=0), **how)
+
+
+def _nearest(op: Any, x: Any, axis: int, size: Any) -> Any:
+    """By indices, which are found in float32 as torch does."""
+    given, size = op.Squeeze(op.Shape(x, start=axis, end=axis + 1)), op.Squeeze(size)
+    ratio = op.Div(*(op.Cast(n, to=ir.DataType.FLOAT) for n in (given, size)))
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    places = op.Cast(op.Range(zero, size, one), to=ir.DataType.FLOAT)
+    found = op.Cast(op.Floor(op.Mul(places, ratio)), to=ir.DataType.INT64)
+    return op.Gather(x, op.Clip(found, zero, op.Sub(given, one)), axis=axis)
 
 
 def _batch_norm(x: Any, *rest: Any) -> Any:
@@ -274,6 +304,8 @@ def mistrust(node: torch.fx.Node) -> str | None:
         return "torch rounds the grid to narrow floats"
     if packet is aten.as_strided and first is not None and not _is_contiguous(first):
         return "it reads elements as they lie in memory"
+    if target is interpolate._opoverload and rounds_otherwise(node):
+        return "torch rounds what it interpolates in a way of its own"
     if packet in _WRONG:
         return "torchlib's translation computes something else"
     return None

@@ -1,0 +1,95 @@
+"""`torch.nn.functional.interpolate`: one operator of ONNX, with the results and gradients of eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+import xrt_torch  # noqa: E402
+from xrt_torch.backend import xrt as backend  # noqa: E402
+
+import xrt_core as xrt  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_graphs")]
+HOST = {"engine": "host", "background": False}
+interpolate = torch.nn.functional.interpolate
+KINDS = [
+    ((5,), {"scale_factor": 2}), ((5, 6), {"size": (10, 18)}), ((3, 4, 2), {"scale_factor": (3, 2.0, 1)}),
+    ((5, 6), {"size": (7, 13)}), ((5, 6), {"scale_factor": 0.7, "recompute_scale_factor": True}),
+    ((5, 6), {"scale_factor": 2, "mode": "nearest-exact"}),
+    ((5,), {"scale_factor": 2.5, "mode": "linear"}), ((3, 4, 2), {"size": 5, "mode": "trilinear"}),
+    ((5, 6), {"scale_factor": 1.5, "mode": "bilinear"}), ((5, 6), {"size": (1, 9), "mode": "bilinear"}),
+    ((5, 6), {"scale_factor": 1.5, "mode": "bilinear", "align_corners": True}),
+    ((5, 6), {"scale_factor": 0.7, "mode": "bicubic"}),
+    ((5, 6), {"scale_factor": 2, "mode": "bicubic", "align_corners": True}),
+]  # fmt: skip
+
+
+def _operators(graph: Any) -> set[str]:
+    return {n.op_type for stage in graph._stages or () if stage.module for n in stage.module.graph.nodes}
+
+
+@pytest.mark.parametrize(("sizes", "how"), KINDS, ids=str)
+def test_results_and_gradients_are_those_of_eager(sizes: tuple[int, ...], how: dict[str, Any]) -> None:
+    """In torch.compile, and as an exported program."""
+    x = torch.randn(2, 3, *sizes)
+    call = torch.compile(lambda v: interpolate(v, **how) + 1, backend=backend, options=HOST)
+    mine, eager = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected = interpolate(eager, **how) + 1
+    weight = torch.randn_like(expected)
+    (expected * weight).sum().backward()
+    for _ in range(2):
+        mine.grad = None
+        made = call(mine)
+        (made * weight).sum().backward()
+        torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine.grad, eager.grad, rtol=1e-5, atol=1e-5)
+    forward = next(g for g in xrt_torch.graphs() if g.kind == "forward")
+    assert "Resize" in _operators(forward)
+    assert not {"Gather", "GatherND"} & _operators(forward)
+
+    class Model(torch.nn.Module):
+        def forward(self, v: Any) -> Any:
+            return interpolate(v, **how) + 1
+
+    exported = xrt.XRTModule(Model(), example=(x,), engine="host")
+    torch.testing.assert_close(torch.as_tensor(exported(x.numpy())), expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("to", ["twice", "other", "linear"])
+def test_sizes_that_vary_have_one_plan(to: str) -> None:
+    """Of an engine, with what is around it: by a whole factor, and to sizes of another tensor, however large."""
+
+    def f(x: Any, y: Any) -> Any:
+        if to == "twice":
+            return interpolate(x.exp(), scale_factor=2) * 2
+        mode = "nearest" if to == "other" else "bilinear"
+        return interpolate(x.exp(), size=y.shape[2:], mode=mode) * 2
+
+    options = {"engine": "onnxruntime", "guard_verify": False, "background": False}
+    call = torch.compile(f, backend=backend, dynamic=True, options=options)
+    wide = 2 if to == "linear" else 400  # torch's float32 places of so many pixels are coarse
+    for given, wanted in (((5, 7), (11, 12)), ((6, 4), (5, 9)), ((3, 5 * wide), (4, 10 * wide + 3))):
+        x, y = torch.randn(1, 2, *given), torch.randn(1, 1, *wanted)
+        for _ in range(2):
+            torch.testing.assert_close(call(x, y), f(x, y), rtol=1e-5, atol=1e-5)
+    (graph,) = xrt_torch.graphs()
+    (stage,) = graph._stages or ()
+    assert [c.node_count for c in stage.module.explain().report.clusters] == [stage.module.explain().node_count]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
+def test_what_torch_rounds_runs_in_torch(dtype: Any) -> None:
+    """Bytes and narrow floats have the results of eager, bit by bit."""
+    x = (torch.rand(1, 3, 5, 6) * 200).to(dtype)
+
+    def f(v: Any) -> Any:
+        return interpolate(v, size=(7, 13), mode="bilinear")
+
+    call = torch.compile(f, backend=backend, options=HOST)
+    for _ in range(2):
+        assert torch.equal(call(x), f(x))
