@@ -30,6 +30,7 @@ Range = tuple[float, float]
 _SEQUENCES: Final = (list, tuple)
 _NUMPY: Final = (np.ndarray, np.generic)
 _MEASURED: Final = 1 << 24  # bytes: a few milliseconds
+_VIEWED: Final = 1 << 15  # bytes that are copied in the time that a view takes
 
 
 def family_of(array_type: type) -> str:
@@ -136,6 +137,26 @@ def _read(x: Any) -> np.ndarray | None:
         except (BufferError, RuntimeError, TypeError):
             pass  # a dtype or device that NumPy's DLPack does not take; __array__ may
     return np.asarray(x) if hasattr(x, "__array__") and is_array(x) else None
+
+
+class _Memory:
+    """Memory of another library as NumPy reads it: writable, and kept with its owner."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, array: np.ndarray, owner: Any) -> None:
+        claimed = array.__array_interface__
+        self.__array_interface__ = {**claimed, "data": (claimed["data"][0], False)}
+        self._owner = owner
+
+
+def own_numpy(x: Any) -> np.ndarray:
+    """The NumPy array of a result of this call, writable: JAX's memory as it is, where a copy takes longer than a view,
+    because a program's results share theirs with nothing; else a copy. Raises what reading it does."""
+    read = np.asarray(x)
+    if read.nbytes < _VIEWED or read.dtype.isbuiltin != 1 or family_of(type(x)) != "jax":
+        return np.array(read)
+    return np.asarray(_Memory(read, x))
 
 
 def _gathered(x: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from xrt_core.engine.contract import Engine, RunOptions
 from xrt_core.engine.cuda import naming_broken_context
 from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, number_of, same_device
-from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, to_numpy
+from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, own_numpy, to_numpy
 from xrt_core.runtime.launch import WrongResults, engine_failure, launch_mode
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.transfers import on_host, to_caller, to_engine
@@ -88,9 +88,8 @@ def _same(x: Any) -> Any:
 
 
 def _writable(x: Any) -> Any:
-    """The NumPy array of a result. That of another library is copied: read in place it would be read-only, or the
-    engine's still."""
-    return x if type(x) in _OWN else np.array(np.asarray(x))
+    """The NumPy array of a result, which is the caller's."""
+    return x if type(x) in _OWN else own_numpy(x)
 
 
 def _as_claimed(x: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias,
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, ExecutionError
 from xrt_core.ir.graph import NO_ANNOTATIONS, Graph, Node, SourceLocation, Value
-from xrt_core.ir.types import TensorType
+from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType
 
 RNG = np.random.default_rng(7)
 
@@ -420,6 +421,34 @@ def test_small_results_of_numpy_arrays_are_numpy_arrays(engine: XlaEngine, x64: 
     assert isinstance(_binary(engine, "Add", np.float32, 64, 128).run([large, large])[0], jax.Array)
     wide = np.ones(2, np.float64)
     assert isinstance(_binary(engine, "Add", np.float64, 2).run([wide, wide])[0], jax.Array)
+
+
+def test_large_results_of_a_model_are_not_copied() -> None:
+    """They are the memory that the program wrote: the caller's, writable, alive after the module, and of each call its
+    own. Types that NumPy does not have are copied."""
+    n = 1 << 14
+    x, twice, same = _value("x", np.float32, n), _value("twice", np.float32, n), _value("same", np.float32, n)
+    narrow = _value("narrow", ml_dtypes.bfloat16, n)
+    nodes = [
+        Node("Add", [x, x], [twice], version=14),
+        Node("Abs", [twice], [same], version=13),
+        Node("Cast", [x], [narrow], {"to": DTYPE_TO_ONNX[np.dtype(ml_dtypes.bfloat16)]}, version=13),
+    ]
+    m = xrt.XRTModule(Graph([x], [twice, same, narrow], nodes, name="g", opsets={"": 18}), engine="xla", guard=False)
+    given = np.arange(n, dtype=np.float32)
+    first, second = m(given), m(given)
+    assert {c.engine for c in m.explain().report.clusters} == {"xla"}
+    assert [y.flags.owndata for y in first[:2]] == [False, False]
+    assert all(y.flags.writeable for y in first)
+    for y in first:
+        y[:] = 7
+    m.close()
+    del m
+    gc.collect()
+    for y, dtype in zip(second, (np.float32, np.float32, ml_dtypes.bfloat16), strict=True):
+        assert y.dtype == dtype
+        np.testing.assert_array_equal(y, (given if dtype != np.float32 else given * 2).astype(dtype))
+    np.testing.assert_array_equal(given, np.arange(n))
 
 
 def test_a_node_that_does_not_trace_is_named(engine: XlaEngine) -> None:

@@ -19,7 +19,6 @@ _PLAIN: Final = frozenset(
         torch.bool,
     )
 )  # fmt: skip
-_LARGE: Final = 1 << 20  # bytes
 _DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
 
 
@@ -31,9 +30,8 @@ class StageCall:
     """A function of tensors and numbers (SymInts and the like), whose results are a sequence of the same.
 
     Tensors on the CPU go in as NumPy's views of their memory, the shortest way through XRT. A parameter's view is kept
-    while it is the same object on the same memory: what is written into it shows there. Where results are large, the
-    first tensor goes in as it is, so that XRT gives tensors, which share the engine's memory: NumPy's arrays would be
-    copies. Results have the strides that torch expects, as its kernels may rely on them.
+    while it is the same object on the same memory: what is written into it shows there. Results have the strides that
+    torch expects, as its kernels may rely on them.
     """
 
     def __init__(self, module: Any, stage: Stage) -> None:
@@ -42,7 +40,6 @@ class StageCall:
         self._is_single = len(module.output_names) == 1
         self._is_plain = all(map(_is_plain, stage.takes))
         self._views: list[tuple[weakref.ref[Any], int, Any] | None] = [None] * len(stage.takes)
-        self._gives_tensors = sum(map(_bytes, stage.gives)) >= _LARGE
         self._made = [_maker_of(v) for v in stage.gives]
 
     def prepare(self, *args: Any) -> None:
@@ -73,12 +70,7 @@ class StageCall:
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """The results. Raises what XRT raises."""
-        given = self._given(args)
-        if self._gives_tensors:
-            first = next((i for i, a in enumerate(args) if isinstance(a, torch.Tensor)), None)
-            if first is not None:
-                given[first] = args[first].detach().resolve_neg()
-        made = self._module(*given)
+        made = self._module(*self._given(args))
         return [make(r) for r, make in zip((made,) if self._is_single else made, self._made, strict=True)]
 
     def _view(self, i: int, parameter: Any) -> Any:
@@ -96,12 +88,6 @@ def _array(x: torch.Tensor) -> Any:
         return x.detach().numpy()
     except RuntimeError:
         return x.detach().resolve_neg().numpy()
-
-
-def _bytes(value: Any) -> int:
-    if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape):
-        return 0
-    return value.numel() * value.element_size()
 
 
 def _is_plain(value: Any) -> bool:
