@@ -6,6 +6,7 @@ import copy
 import gc
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -362,7 +363,10 @@ def test_graphs_are_freed() -> None:
     on_xrt(torch.sin)(torch.ones(2))
     assert xrt_torch.graphs()
     torch._dynamo.reset()
-    gc.collect()
+    until = time.monotonic() + 30
+    while xrt_torch.graphs() and time.monotonic() < until:  # the thread that compiled may hold it a little longer
+        gc.collect()
+        time.sleep(0.01)
     assert not xrt_torch.graphs()
 
 

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from xrt_torch import groups, ordering, polynomials, pooling, resampling, special_functions  # noqa: E402
+from xrt_torch import groups, ordering, polynomials, pooling, resampling, special_functions, windows  # noqa: E402
 from xrt_torch.backend import captured  # noqa: E402
 from xrt_torch.compiled import CompiledGraph  # noqa: E402
 from xrt_torch.decompositions import table  # noqa: E402
@@ -125,6 +125,55 @@ def test_grids_sample_with_gradients() -> None:
         found = resampling.grid_sampler_backward(grad, *args, (True, True))
         for a, b in zip(found, getattr(aten, f"{name}_backward").default(grad, *args, (True, True)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_windows_unfold_and_add_up() -> None:
+    """Windows of all kinds, of one image too, those that torch's own decompositions compute included."""
+    torch.manual_seed(0)
+    own, n = windows.decompositions(), 0
+    kernels, strides = ((3, 3), (2, 4), (1, 1), (9, 8)), ((1, 1), (2, 2), (4, 3))
+    for kernel, dilation, padding, stride in itertools.product(kernels, ((1, 1), (2, 1)), ((0, 0), (1, 2)), strides):
+        how = [*map(list, (kernel, dilation, padding, stride))]
+        for sizes in ((2, 3, 19, 11), (3, 18, 10)):
+            x = torch.randn(sizes, dtype=torch.float64)
+            patches = aten.im2col.default(x, *how)
+            assert torch.equal(own[aten.im2col.default](x, *how), patches)
+            grad, size = torch.randn_like(patches), list(sizes[-2:])
+            want = aten.col2im.default(grad, size, *how)
+            torch.testing.assert_close(own[aten.col2im.default](grad, size, *how), want)
+            n += 1
+    for size, step, dim in itertools.product((1, 3, 4, 7), (1, 2, 3, 5, 9), (0, 1, -1)):
+        x = torch.randn(9, 10, 11, dtype=torch.float64)
+        args = torch.randn_like(x.unfold(dim, size, step)), [*x.shape], dim, size, step
+        want = aten.unfold_backward.default(*args)
+        torch.testing.assert_close(own[aten.unfold_backward.default](*args), want)
+    assert n == 96
+
+
+@pytest.mark.parametrize("kind", ["several", "written", "overlap"])
+def test_indices_of_32_bits_cut_no_graph(kind: str) -> None:
+    """ONNX's operators on several indices have none, and a result of theirs had no type: the rest waited for it. Frames
+    that overlap were added by one such operator for each of their elements."""
+    graphs: list[Any] = []
+    x, window = torch.randn(6, 1024), torch.hann_window(256)
+    i, j = torch.tensor([1, 3, 3], dtype=torch.int32), torch.tensor([0, 2, 7], dtype=torch.int32)
+
+    def f(v: Any, i: Any, j: Any, window: Any) -> Any:
+        if kind == "several":
+            return v[i, j] * 2
+        if kind == "written":
+            return torch.index_put(v, (i, j), torch.ones(3), accumulate=True) * 2
+        spectrum = torch.stft(v, 256, 64, window=window, return_complex=True)
+        return torch.istft(spectrum, 256, 64, window=window)
+
+    call = captured(f, {"engine": "onnxruntime", "guard": False}, graphs)
+    for _ in range(2):
+        torch.testing.assert_close(call(x, i, j, window), f(x, i, j, window))
+    (graph,) = graphs
+    assert graph.reason is None
+    (stage,) = graph._stages
+    assert "Late" not in {n.op_type for n in stage.module.partitioned().nodes}
+    assert len(stage.module.graph.nodes) < 150
 
 
 @pytest.mark.parametrize("align", [True, False])

@@ -27,6 +27,7 @@ from xrt_torch import (
     pooling,
     resampling,
     special_functions,
+    windows,
 )
 from xrt_torch.pooling import along
 
@@ -91,6 +92,7 @@ def own() -> dict[Any, Callable[..., Any]]:
         interpolation,
         linear_algebra,
         attention,
+        windows,
     ):
         made.update(module.decompositions())
     return made | _OWN
@@ -323,6 +325,13 @@ def _scatter(x: Tensor, dim: int, index: Tensor, src: Any) -> Any:
         return NotImplemented
     call = aten.scatter.src if isinstance(src, Tensor) else aten.scatter.value
     return _flat(x, index, src, lambda a, i, s: call(a, 0, i, s))
+
+
+def _by_wide(operator: Any, x: Tensor, indices: Sequence[Tensor | None], *rest: Any) -> Any:
+    """By indices of 64 bits, the only ones that ONNX's operators on several take."""
+    if not any(i is not None and i.dtype is torch.int32 for i in indices):
+        return NotImplemented
+    return operator(x, [i.long() if i is not None and i.dtype is torch.int32 else i for i in indices], *rest)
 
 
 def _scatter_by(x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str) -> Tensor:
@@ -621,6 +630,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.huber_loss.default: _huber_loss,
     aten.index_reduce.default: _index_reduce,
     aten.index_fill.int_Tensor: _index_fill,
+    **{o: functools.partial(_by_wide, o) for o in (aten.index.Tensor, aten.index_put.default)},
     aten.kthvalue.default: _kth_value,
     aten.log_softmax.int: functools.partial(_softmax, log=True),
     aten.logcumsumexp.default: _logcumsumexp,
