@@ -127,6 +127,27 @@ def test_grids_sample_with_gradients() -> None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("align", [True, False])
+def test_places_that_are_no_numbers_are_torchs(padding: str, align: bool) -> None:
+    """Linear samples are GridSample where a reflection leaves no doubt about them; NaN and infinities as in eager."""
+    inf, nan = float("inf"), float("nan")
+    x = torch.randn(2, 3, 9, 7, dtype=torch.float64)
+    grid = torch.rand(2, 5, 6, 2, dtype=torch.float64) * 3 - 1.5
+    odd = [[inf, 0], [-inf, 0], [nan, 0], [0, inf], [0, nan], [nan, nan], [inf, nan], [inf, inf], [3, 0], [0, -9]]
+    grid[1, :2, :5] = torch.tensor(odd).reshape(2, 5, 2)
+    graphs: list[Any] = []
+
+    def f(v: Any, g: Any) -> Any:
+        return torch.nn.functional.grid_sample(v, g, "bilinear", padding, align)
+
+    call = captured(f, {"engine": "host"}, graphs)
+    for _ in range(2):
+        torch.testing.assert_close(call(x, grid), f(x, grid), equal_nan=True)
+    operators = {n.op_type for n in graphs[0]._stages[0].module.graph.nodes}
+    assert ("GridSample" in operators) == (padding != "reflection")
+
+
 def test_windows_unfold_and_add_up() -> None:
     """Windows of all kinds, of one image too, those that torch's own decompositions compute included."""
     torch.manual_seed(0)

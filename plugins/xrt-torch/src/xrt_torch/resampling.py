@@ -53,6 +53,7 @@ def _bounded(place: Tensor, size: int, padding: int, align: bool) -> tuple[Tenso
     if padding in (_BORDER, _REFLECTION):
         within = (place > 0) & (place < size - 1)
         place, slope = torch.clamp(place, 0, size - 1), torch.where(within, slope, 0.0)
+        place = torch.where(torch.isnan(place), 0.0, place)
     return place, slope
 
 
@@ -196,8 +197,13 @@ def upsample_bilinear2d_aa_backward(
     return torch.matmul(torch.matmul(rows.t(), wide), columns).to(grad.dtype)
 
 
-def _forward(x: Tensor, grid: Tensor, *how: Any) -> Any:
-    return grid_sampler(x, grid, *how) if math.prod(x.shape) and x.dtype not in _NARROW else NotImplemented
+def _forward(x: Tensor, grid: Tensor, interpolation: int, padding: int, align: bool) -> Any:
+    """Whole, as one operator of ONNX, where libraries agree on what it is: the nearest pixel of a place between two is
+    that of torch's own roundings, and so is where a place is reflected to."""
+    is_whole = x.dim() == 4 and interpolation == _LINEAR and padding != _REFLECTION
+    if is_whole or not math.prod(x.shape) or x.dtype in _NARROW:
+        return NotImplemented
+    return grid_sampler(x, grid, interpolation, padding, align)
 
 
 def _backward(grad: Tensor, x: Tensor, grid: Tensor, *how: Any) -> Any:

@@ -69,6 +69,7 @@ def own_translations() -> dict[Any, Any]:
     """The translations of this package: of operators that torchlib lacks or gets wrong."""
     return {
         torch.ops.aten.gelu.default: _gelu,
+        torch.ops.aten.grid_sampler_2d.default: _grid_sampler,
         torch.ops.aten.index.Tensor: _index,
         torch.ops.aten._unsafe_index.Tensor: _index,
         torch.ops.aten.sort.stable: _sort_stable,
@@ -138,6 +139,30 @@ def _interpolate(x: Any, size: Sequence[Any], scales: Sequence[float], mode: str
     if scales:
         return op.Resize(x, None, op.Constant(value_floats=[1.0, 1.0, *scales]), None, **how)
     return op.Resize(x, None, None, op.Concat(op.Shape(x, start=0, end=2), *each, axis=0), **how)
+
+
+def _grid_sampler(x: Any, grid: Any, interpolation: int, padding: int, align: bool) -> Any:
+    """GridSample, of places that every library finds alike, with torch's results for those that are no numbers."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    def number(value: float) -> Any:
+        return op.CastLike(op.Constant(value_float=value), grid)
+
+    borders = padding == 1
+    near = op.Clip(grid, number(-4.0), number(4.0))  # what is further away is as far outside
+    if borders:
+        near = op.Where(op.IsNaN(grid), number(-1.0), near)
+    made = op.GridSample(
+        x,
+        near,
+        mode=("bilinear", "nearest", "bicubic")[interpolation],
+        padding_mode=("zeros", "border", "reflection")[padding],
+        align_corners=int(align),
+    )
+    if borders:
+        return made
+    nothing = op.ReduceSum(op.Sub(grid, grid), op.Constant(value_ints=[-1]), keepdims=0)  # NaN for NaN and infinities
+    return op.Add(made, op.Unsqueeze(nothing, op.Constant(value_ints=[1])))
 
 
 def _nearest(op: Any, x: Any, axis: int, size: Any) -> Any:
