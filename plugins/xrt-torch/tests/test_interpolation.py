@@ -11,6 +11,7 @@ pytest.importorskip("onnxscript")
 
 import xrt_torch  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
+from xrt_torch.interpolation import WholeInterpolation  # noqa: E402
 
 import xrt_core as xrt  # noqa: E402
 
@@ -82,6 +83,28 @@ def test_sizes_that_vary_have_one_plan(to: str) -> None:
     assert [c.node_count for c in stage.module.explain().report.clusters] == [stage.module.explain().node_count]
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_training_where_sizes_vary(mode: str) -> None:
+    """To sizes of another tensor, and by a factor: one forward and one backward graph, whose gradients are eager's."""
+    conv = torch.nn.Conv2d(3, 3, 3, padding=1)
+
+    def f(x: Any, y: Any) -> Any:
+        z = interpolate(conv(x), size=y.shape[2:], mode=mode)
+        return (z * y).mean() + interpolate(conv(x), scale_factor=2, mode=mode).square().mean()
+
+    call = torch.compile(f, backend=backend, dynamic=True, options=HOST)
+    for n, m in ((5, 11), (7, 9), (8, 20), (12, 13)):
+        x, y = torch.randn(2, 3, n, n + 1), torch.randn(2, 3, m, m + 2)
+        gradients = []
+        for g in (call, f):
+            conv.zero_grad()
+            g(x, y).backward()
+            gradients.append([p.grad.clone() for p in conv.parameters()])
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert [(g.kind, g.reason) for g in xrt_torch.graphs()] == [("forward", None), ("backward", None)]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
 def test_what_torch_rounds_runs_in_torch(dtype: Any) -> None:
     """Bytes and narrow floats have the results of eager, bit by bit."""
@@ -93,3 +116,41 @@ def test_what_torch_rounds_runs_in_torch(dtype: Any) -> None:
     call = torch.compile(f, backend=backend, options=HOST)
     for _ in range(2):
         assert torch.equal(call(x), f(x))
+
+
+def _twice(x: Any) -> Any:
+    return interpolate(x, scale_factor=2, mode="bilinear") * 2
+
+
+TRANSFORMED = {
+    "vmap": torch.func.vmap(_twice),
+    "gradients of each": torch.func.vmap(torch.func.grad(lambda v: _twice(v).square().sum())),
+    "forward": lambda x: torch.func.jvp(_twice, (x[0],), (x[1],))[1],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_are_those_of_eager(name: str) -> None:
+    x, function = torch.randn(3, 2, 4, 5, 6), TRANSFORMED[name]
+    call = torch.compile(function, backend=backend, options=HOST)
+    for _ in range(2):
+        torch.testing.assert_close(call(x), function(x))
+    assert [g.reason for g in xrt_torch.graphs()] == [None]
+
+
+@pytest.mark.parametrize("name", ["vmap", "gradients of each"])
+def test_a_capture_that_fails_within_a_transform_leaves_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is eager's, and torch does not take the transform for the caller's."""
+
+    def fails(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is interpolate:
+            raise RuntimeError("not captured")
+        return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(WholeInterpolation, "__torch_function__", fails)
+    x, function = torch.randn(3, 2, 4, 5, 6), TRANSFORMED[name]
+    call = torch.compile(lambda v: function(v) + 0.5, backend=backend, options=HOST)
+    for _ in range(2):
+        torch.testing.assert_close(call(x), function(x) + 0.5)
+    assert xrt_torch.graphs() == []
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0

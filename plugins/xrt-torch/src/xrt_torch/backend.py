@@ -92,20 +92,27 @@ def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, gr
     made = aot_function(function, **compilers)
 
     def call(*args: Any) -> Any:
-        with _whole_operators():
+        with _capturing():
             return made(*args)
 
     return call
 
 
 @contextlib.contextmanager
-def _whole_operators() -> Iterator[None]:
+def _capturing() -> Iterator[None]:
     """While torch captures: attention as matrix products, whose derivative has operators of its own, and interpolation
-    as one operator."""
+    as one operator. A transform (vmap, grad) within which capture fails is left: torch would take it for the caller's.
+    """
+    from torch._C import _functorch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with sdpa_kernel(SDPBackend.MATH), WholeInterpolation():
-        yield
+    depth = _functorch.get_dynamic_layer_stack_depth()
+    try:
+        with sdpa_kernel(SDPBackend.MATH), WholeInterpolation():
+            yield
+    except BaseException:
+        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        raise
 
 
 def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool, freeze: bool) -> Any:
@@ -124,7 +131,7 @@ def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], ba
             graphs.append(CompiledGraph(module, "inference", options, background, set(), kept=kept))
             return graphs[0]
         made = aot_autograd(**_compilers(options, background, graphs, freeze, file))
-        with _whole_operators():
+        with _capturing():
             return made(module, given)
 
     def capture_later() -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn.functional import interpolate as of_torch
 from torch.overrides import TorchFunctionMode
 
@@ -56,6 +57,30 @@ interpolate = torch.library.custom_op("xrt::interpolate", _interpolated, mutates
 interpolate.register_fake(_interpolated)
 
 
+def _interpolated_backward(
+    grad: Tensor, size: Sequence[int], given: Sequence[int], scales: Sequence[float], mode: str, align_corners: bool
+) -> Tensor:
+    """The gradient of an interpolation by its operand, of sizes `given`. It is run by torch."""
+    operator = _KINDS[mode, len(size)][1].default
+    made: Tensor = operator(grad, size, given, *_how(size, scales, mode, align_corners))
+    return made.contiguous(memory_format=_format_of(grad))
+
+
+def _format_of(grad: Tensor) -> torch.memory_format:
+    is_last = grad.dim() == 4 and not grad.is_contiguous() and grad.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+interpolate_backward = torch.library.custom_op("xrt::interpolate_backward", _interpolated_backward, mutates_args=())
+
+
+@interpolate_backward.register_fake
+def _(
+    grad: Tensor, size: Sequence[int], given: Sequence[int], scales: Sequence[float], mode: str, align_corners: bool
+) -> Tensor:
+    return torch.empty(given, dtype=grad.dtype, device=grad.device, memory_format=_format_of(grad))
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, *ctx.how = inputs
     ctx.given = x.shape
@@ -66,8 +91,8 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     factors = [_factor(n, m) for n, m in zip(ctx.given[2:], size, strict=True)]
     if mode == _NEAREST and all(factors):
         return _sums(grad, ctx.given, factors), None, None, None, None
-    operator = _KINDS[mode, len(size)][1].default
-    return operator(grad, size, ctx.given, *_how(size, scales, mode, align_corners)), None, None, None, None
+    made = torch.ops.xrt.interpolate_backward(grad, size, ctx.given, scales, mode, align_corners)
+    return made, None, None, None, None
 
 
 interpolate.register_autograd(_gradient, setup_context=_keep)
@@ -95,10 +120,14 @@ def _expression(size: Any) -> Any:
 
 
 class WholeInterpolation(TorchFunctionMode):
-    """While it is entered, `interpolate` is one operator where ONNX has it."""
+    """While it is entered, `interpolate` is one operator where ONNX has it.
+
+    Not within the transforms of `torch.func`, which take torch's own operators.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = _whole(*args, **(kwargs or {})) if func is of_torch else None
+        is_plain = func is of_torch and peek_interpreter_stack() is None
+        made = _whole(*args, **(kwargs or {})) if is_plain else None
         return func(*args, **(kwargs or {})) if made is None else made
 
 
