@@ -31,9 +31,9 @@ _WEIGHTS: Final = "weights"  # the external-data location in the model's protobu
 SAVED_OPTIONS: Final = frozenset(
     (
         "phase", "engine_options", "minimum_nodes", "maximum_nodes", "strict_clustering", "merge_updates", "prune",
-        "marks", "automatic", "buckets", "max_workspace_bytes", "max_batch_size", "threads", "parallel", "use_fp16",
-        "use_bf16", "precision", "strict_types", "force_precision_constraints", "constant_fold_limit",
-        "custom_op_libraries",
+        "marks", "automatic", "buckets", "max_workspace_bytes", "max_batch_size", "threads", "release_cores",
+        "parallel", "use_fp16", "use_bf16", "precision", "strict_types", "force_precision_constraints",
+        "constant_fold_limit", "custom_op_libraries",
     )
 )  # fmt: skip
 """The options that a model file has: they decide what is computed, and by which executables.

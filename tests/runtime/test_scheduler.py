@@ -27,6 +27,7 @@ from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
 from xrt_core.compiler.services import usable_processors
 from xrt_core.compiler.stages import Planned
+from xrt_core.engine.contract import CompileOptions
 from xrt_core.errors import OptionError
 from xrt_core.host import executor
 from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
@@ -583,19 +584,29 @@ def test_quotas_of_control_groups_count(
 
 
 def test_compilers_are_told_where_clusters_share_the_cores() -> None:
-    """Where a plan has two on the CPU, whichever way it runs; not for an engine that is merely there."""
+    """Where a plan has two on the CPU, whichever way it runs; not for an engine that is merely there. And whether the
+    program computes by itself between calls."""
     told: list[bool] = []
+    released: list[bool] = []
     with fake_engine() as first, fake_engine(SecondEngine) as second:
         for e in (first, second):
             original = e.compiler
-            e.compiler = lambda device, options, make=original: told.append(options.shared) or make(device, options)
+
+            def compiler(device: str, options: CompileOptions, make: Any = original) -> Any:
+                told.append(options.shared)
+                released.append(options.release_cores)
+                return make(device, options)
+
+            e.compiler = compiler
         first.takes, second.takes = (lambda n, op=op: n.op_type == op for op in ("Neg", "Abs"))
         XRTModule(fork_and_join(), engine=["fake", "second"], parallel=False, prune=False)(X)
         assert told == [True, True]
         told.clear()
         first.takes = lambda n: n.op_type != "Add"
         XRTModule(fork_and_join(), engine=["fake", "second"], prune=False)(X)
-        assert told == [False]
+        assert not any(released)
+        XRTModule(fork_and_join(), engine=["fake", "second"], prune=False, release_cores=True)(X)
+        assert (told, released[-1]) == ([False, False], True)
 
 
 # --- the timeline ---

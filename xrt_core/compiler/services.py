@@ -113,6 +113,7 @@ def build_services(
         workspace_bytes=options.max_workspace_bytes,
         max_batch_size=options.max_batch_size,
         threads=_threads(options, engines),
+        release_cores=options.release_cores,
         extra=json.loads(options.engine_options) if options.engine_options else {},
     )
     disk = open_cache(options.cache, options.cache_dir, options.cache_bytes) if engines else None

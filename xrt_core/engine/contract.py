@@ -80,7 +80,9 @@ class CompileOptions:
     phase: "inference" or "train". fused: False asks for the build with the engine's fusions off, which the guard
     uses as a reference. workspace_bytes, max_batch_size: limits some engines honour. threads: intra-op threads of an
     executable on a CPU (None: the engine's default). shared: other executables run on the same cores before and after
-    this one in each call, so that threads which wait for work should sleep. extra: the engine's own options.
+    this one in each call, so that threads which wait for work should sleep. release_cores: the program computes with
+    threads of its own between calls, so that those of an executable should not wait for the next one by spinning.
+    extra: the engine's own options.
     """
 
     phase: Phase = "inference"
@@ -89,6 +91,7 @@ class CompileOptions:
     max_batch_size: int | None = None
     threads: int | None = None
     shared: bool = False
+    release_cores: bool = False
     extra: Mapping[str, Any] = field(default_factory=lambda: _NO_OPTIONS)
 
 

@@ -208,6 +208,13 @@ class Options:
         "Whether independent clusters of different engines or devices run at the same time.",
         "XRT_PARALLEL",
     )
+    release_cores: bool = _option(
+        False,
+        FLAG,
+        "Whether the threads of executables on a CPU sleep once a call is done. Some libraries' spin for some "
+        "milliseconds, to begin the next call sooner, and keep a core from what the program computes in between.",
+        "XRT_RELEASE_CORES",
+    )
     use_fp16: bool = _option(
         False,
         FLAG,

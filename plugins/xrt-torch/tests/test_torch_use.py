@@ -556,6 +556,16 @@ def test_padding_is_one_operator_where_sizes_vary(mode: str) -> None:
             torch.testing.assert_close(cut(x), nn.functional.pad(x, (-1, 2), mode=mode))
 
 
+@pytest.mark.parametrize("said", [None, False])
+def test_engines_are_told_that_torch_computes_with_threads_too(said: bool | None) -> None:
+    """Threads of theirs that spin after a call keep a core from torch's next operator; who knows better says so."""
+    options = {**HOST, **({} if said is None else {"release_cores": said})}
+    call = torch.compile(lambda x: x.exp() * 2, backend=backend, options=options)
+    call(torch.ones(3))
+    (stage,) = xrt_torch.graphs()[0]._stages or ()
+    assert stage.module.options.release_cores == (said is None)
+
+
 def _spectrogram(x: Any) -> Any:
     return torch.stft(x, 16, 8, window=torch.hann_window(16), return_complex=True).abs()
 

@@ -32,6 +32,8 @@ _TF32: Final = Tolerance(2e-3, 5e-4, reason="factors are rounded to the 10 bits 
 _FLOAT16: Final = Tolerance(1.4e-3, 2e-2, reason="TensorRT may keep sums in float16", accumulates="float16")
 
 _SPINNING: Final = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+_UNTIL_DONE: Final = {"session.force_spinning_stop": "1"}
+"""Threads spin while a call runs, and sleep once it is done."""
 
 
 def tolerance_of(options: CompileOptions, device: bool) -> Mapping[str, Tolerance]:
@@ -49,8 +51,9 @@ class OnnxRuntimeCompiler(GraphCompiler):
     `optimization`, "disable", "basic", "extended" or "all" (default); `parallel`, whether independent nodes run side
     by side, and `inter_op_threads` to do so; `memory_arena` (default True); `session`, a mapping of the library's
     session configuration entries such as {"session.intra_op.allow_spinning": "1"}. Where
-    nothing is said, it is "0" beside other clusters on the same cores (`CompileOptions.shared`): for some milliseconds
-    after a run threads that spin take the cores from whoever comes next. On a GPU: `provider`, "cuda" (default) or
+    nothing is said, it is "0" beside other clusters on the same cores (`CompileOptions.shared`), and threads spin until
+    the end of a run where the program uses the cores next (`release_cores`): for some milliseconds after a run threads
+    that spin take the cores from whoever comes next. On a GPU: `provider`, "cuda" (default) or
     "tensorrt", `provider_options`, a mapping of the library's options for it, and `tf32` (default False).
     """
 
@@ -77,7 +80,11 @@ class OnnxRuntimeCompiler(GraphCompiler):
         self._memory_arena = _flag(extra, "memory_arena", True)
         self._providers = self._read_providers(extra)
         entries = extra.get("session", {})
-        idle = dict.fromkeys(_SPINNING, "0") if options.shared else {}
+        idle: Mapping[str, str] = {}
+        if options.shared:
+            idle = dict.fromkeys(_SPINNING, "0")
+        elif options.release_cores:
+            idle = _UNTIL_DONE
         try:
             self._entries = {**idle, **{str(k): str(v) for k, v in entries.items()}}
         except AttributeError:

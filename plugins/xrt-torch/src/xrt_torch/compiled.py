@@ -355,7 +355,7 @@ class CompiledGraph:
 
     def _ran_by(self, stage: Stage, graph: Any, options: Mapping[str, Any]) -> _Ran:
         shapes = stage.shapes() if self.is_dynamic and "shapes" not in options else {}
-        module = xrt.XRTModule(graph, **options, **({"shapes": shapes} if shapes else {}))
+        module = xrt.XRTModule(graph, **{"release_cores": True, **options}, **({"shapes": shapes} if shapes else {}))
         return _Ran(stage, StageCall(module, stage), graph, module)
 
     def _on_xrt(
