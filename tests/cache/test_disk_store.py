@@ -79,7 +79,8 @@ def test_the_second_process_compiles_nothing(tmp_path: pathlib.Path) -> None:
 def test_every_option_is_in_the_key() -> None:
     """A field of CompileOptions changes the key, unless it is on the list of those that change nothing."""
     limits = {"workspace_bytes": 1, "max_batch_size": 1, "threads": 1}
-    other = {"phase": "train", "fused": False, **limits, "shared": True, "extra": {"a": 1}}
+    cores = {"shared": True, "release_cores": True}
+    other = {"phase": "train", "fused": False, **limits, **cores, "extra": {"a": 1}}
     assert set(other) == {f.name for f in dataclasses.fields(CompileOptions)}
     for name, value in other.items():
         key = key_of(shifted(1.0), dataclasses.replace(OPTIONS, **{name: value}))
