@@ -93,7 +93,7 @@ def test_a_full_disk_costs_the_notes_only(tmp_path: pathlib.Path, monkeypatch: p
 
 
 def test_rows_are_used_again(tmp_path: pathlib.Path) -> None:
-    """A note ends with its object; threads have flags of their own."""
+    """A note ends with its object; threads have flags of their own, though two may share one."""
     notes = LiveNotes(tmp_path)
     for _ in range(1000):
         note = notes.begin(DIGEST)
@@ -101,11 +101,18 @@ def test_rows_are_used_again(tmp_path: pathlib.Path) -> None:
     kept = [notes.begin(DIGEST) for _ in range(300)]
     assert None in kept
     assert kept[0] is not None
-    slots = {kept[0].slot()}
-    thread = threading.Thread(target=lambda: slots.add(note.slot()))
-    thread.start()
-    thread.join()
-    assert len(slots) == 2
+    slots, together = {kept[0].slot()}, threading.Barrier(8)
+
+    def add() -> None:
+        slots.add(note.slot())
+        together.wait()  # a thread that has ended may give its number to the next
+
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(slots) > 1
     notes.close()
 
 
