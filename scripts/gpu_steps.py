@@ -174,8 +174,12 @@ def smoke(found: Found) -> int:
 
 
 def tests(found: Found) -> int:
-    """The tests marked gpu, of the core and of Toy."""
-    files = ("tests/runtime/test_transfers_gpu.py", "plugins/xrt-toy/tests/test_toy_gpu.py")
+    """The tests marked gpu, of the core, of Toy and of the PyTorch door."""
+    files = (
+        "tests/runtime/test_transfers_gpu.py",
+        "plugins/xrt-toy/tests/test_toy_gpu.py",
+        "plugins/xrt-torch/tests/test_torch_gpu.py",
+    )
     return pytest_run(found, "-m", "gpu", *files)
 
 
@@ -375,7 +379,7 @@ def broken(found: Found) -> int:
     os._exit(0)  # nothing can be cleaned up in such a process
 
 
-# --- 7 to 9 timings ---------------------------------------------------------------------------------------------------
+# --- 7 to 10 timings -----------------------------------------------------------------------------------------
 
 
 def table(found: Found, *arguments: str) -> int:
@@ -399,6 +403,87 @@ def models(found: Found) -> int:
     seconds = "0.05" if REHEARSAL else "0.5"
     options = ("--engines", "xla", "--device", device, "--seconds", seconds)
     return table(found, "benchmarks/gpu_models.py", *names, *options)
+
+
+def compiled(found: Found) -> int:
+    """torch.compile with XRT on XLA beside torch eager: a transformer and a ResNet block, inference and training."""
+    import torch
+
+    device = "cpu" if REHEARSAL else "cuda"
+    for name, model, x in torch_models(torch, device):
+        for what, call in (("inference", inference_of), ("training step", step_of)):
+            found.update(attempts({f"{name}, {what}": lambda c=call, m=model, x=x: beside_eager(torch, c, m, x)}))
+    return failures(found)
+
+
+def torch_models(torch: Any, device: str) -> list[tuple[str, Any, Any]]:
+    """Name, module and input."""
+    nn = torch.nn
+    width, layers, pixels = (64, 1, 16) if REHEARSAL else (768, 6, 112)
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
+
+    def block(channels: int) -> Any:
+        return nn.Sequential(nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+
+    convolutions = nn.Sequential(*[block(3 if not k else 64) for k in range(layers)], nn.Flatten(2))
+    return [
+        ("transformer", nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(device),
+         torch.randn(8, 128 if not REHEARSAL else 8, width, device=device)),
+        ("convolutions", convolutions.to(device), torch.randn(8, 3, pixels, pixels, device=device)),
+    ]  # fmt: skip
+
+
+def inference_of(torch: Any, model: Any, call: Any, x: Any) -> Callable[[], list[Any]]:
+    """A call without gradients."""
+    model.eval()
+
+    def run() -> list[Any]:
+        with torch.no_grad():
+            return [call(x)]
+
+    return run
+
+
+def step_of(torch: Any, model: Any, call: Any, x: Any) -> Callable[[], list[Any]]:
+    """A forward and a backward pass, with dropout of the same seed; the loss and all gradients."""
+    model.train()
+
+    def run() -> list[Any]:
+        torch.manual_seed(0)
+        model.zero_grad()
+        loss = call(x).square().mean()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    return run
+
+
+def beside_eager(torch: Any, make: Any, model: Any, x: Any) -> str:
+    """Results compared, and times in turns: eager's milliseconds and the ratio."""
+    import xrt_torch
+
+    torch._dynamo.reset()
+    options = {"engine": "xla", "background": False}
+    made = make(torch, model, torch.compile(model, backend="xrt", options=options), x)
+    eager = make(torch, model, model, x)
+    for _ in range(3):
+        got = [r.clone() for r in made()]
+        for a, b in zip(got, eager(), strict=True):
+            limit = 5e-3 * float(b.abs().max())
+            assert a.device == b.device, (a.device, b.device)
+            assert float((a - b).abs().max()) <= limit, (a.shape, limit)
+    for g in xrt_torch.graphs(model):
+        assert g.reason is None, g.reason
+    settle = (lambda: None) if REHEARSAL else torch.cuda.synchronize
+    times: dict[Any, list[float]] = {made: [], eager: []}
+    for _ in range(3 if REHEARSAL else 20):
+        for call, spent in times.items():
+            start = time.perf_counter()
+            call()
+            settle()
+            spent.append(time.perf_counter() - start)
+    ours, its = (sorted(spent)[len(spent) // 2] * 1e3 for spent in times.values())
+    return f"eager {its:.2f} ms, XRT / eager {ours / its:.2f}"
 
 
 ROWS = ("XRT on XLA", "XRT on XLA, bf16", "JAX by hand", "JAX by hand, highest", "op by op (CuPy)")
@@ -481,7 +566,8 @@ def peak_memory(by: str) -> int | None:
     return int((jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)) >> 20
 
 
-STEPS = {f.__name__: f for f in (what, smoke, tests, nodes, conformance, races, calls, models, training, row, broken)}
+_ALL = (what, smoke, tests, nodes, conformance, races, calls, models, compiled, training, row, broken)
+STEPS = {f.__name__: f for f in _ALL}
 
 
 def main() -> int:

@@ -118,7 +118,7 @@ def test_gradients_and_errors(name: str) -> None:
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
     assert not [why for g in graphs for why in g.eager_nodes.values() if CHECKS not in why]
     assert not [g.reason for g in graphs if g.reason]
-    if name == "inverse":
+    if name == "inverse" and torch.__version__ >= "2.13":  # before, torch drops the check from graphs
         with pytest.raises(torch.linalg.LinAlgError):
             call(torch.zeros(3, 4, 4, requires_grad=True))
 

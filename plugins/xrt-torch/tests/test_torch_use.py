@@ -290,7 +290,7 @@ def test_what_eager_answers_for_good_is_let_go() -> None:
     modules = [r.module for g in graphs for r in g._stages or () if r.module is not None]
     answers = Choice(model, lambda: call, graphs, race=True)
     late = call(x).sum()
-    answers._timings = {side: [choice._Timing(1) for _ in range(5)] for side in (True, False)}
+    answers._timings = {side: [choice._Timing(1, torch.device("cpu")) for _ in range(5)] for side in (True, False)}
     for side, seconds in ((True, 2.0), (False, 1.0)):
         for t in answers._timings[side]:
             t.seconds = seconds
@@ -484,14 +484,14 @@ def test_a_backward_pass_is_timed_without_that_of_other_graphs(monkeypatch: pyte
     x = torch.randn(3, requires_grad=True)
     h = x * 2
     other = Another.apply(h)
-    timing = choice._Timing(1)
+    timing = choice._Timing(1, torch.device("cpu"))
     (result,) = timing.run(lambda a: (Own.apply(a).sin(),), [h])
     assert not timing.is_done(is_over=True)
     (result + other).sum().backward()
     assert timing.is_done()
     assert timing.seconds == 2.0
 
-    timing = choice._Timing(1)  # part of it is not needed
+    timing = choice._Timing(1, torch.device("cpu"))  # part of it is not needed
     results = timing.run(lambda a: (Own.apply(a).sin(), a.cos()), [x * 2])
     results[0].sum().backward()
     assert timing.is_done(is_over=True)
@@ -599,6 +599,8 @@ def test_complex_numbers_where_sizes_vary(function: Any, shape: Any, left: int) 
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
         assert xrt_torch.wait(60)
     forward, backward = xrt_torch.graphs()
+    if torch.__version__ < "2.13":  # complex numbers are torch's there
+        return
     for g in (forward, backward):
         assert g.reason is None
         assert len([why for why in g.eager_nodes.values() if AT_BORDER not in why]) == left, g.eager_nodes

@@ -17,6 +17,7 @@ from xrt_core.options import resolve
 from xrt_torch.choice import Choice
 from xrt_torch.compiled import CompiledGraph, any_engine_will_do
 from xrt_torch.decompositions import table
+from xrt_torch.devices import CPU, device_of, on_device
 from xrt_torch.interpolation import WholeInterpolation
 from xrt_torch.kept import TranslationFile
 
@@ -47,8 +48,9 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         for x in inputs:
             if isinstance(x, torch.Tensor) and (why := _why_eager(x)):
                 raise UnsupportedError(why)
+        device = device_of(inputs)
         _ = module.code  # a lazy graph gets its own `forward`, where each call would look whether it has one
-        return _aot(module, inputs, given, background, bool(freeze))
+        return _aot(module, inputs, on_device(given, device), background, bool(freeze), device)
     except Exception as e:
         from torch._dynamo.exc import RestartAnalysis
 
@@ -69,8 +71,6 @@ def _why_eager(x: torch.Tensor) -> str:
     """Why a graph with this input is torch's; "" where it is not."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    if x.device.type != "cpu":
-        return f"a tensor on {x.device}: only those of the CPU are compiled"
     if x.layout is not torch.strided:
         return f"a tensor of layout {x.layout}"
     if x.is_quantized:
@@ -115,7 +115,14 @@ def _capturing() -> Iterator[None]:
         raise
 
 
-def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool, freeze: bool) -> Any:
+def _aot(
+    module: GraphModule,
+    inputs: Sequence[Any],
+    options: dict[str, Any],
+    background: bool,
+    freeze: bool,
+    device: torch.device,
+) -> Any:
     graphs: list[CompiledGraph] = []
     shapes = _of_shapes(inputs)
     resolved = resolve(options)
@@ -128,9 +135,9 @@ def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], ba
             with contextlib.suppress(CacheError):
                 file = TranslationFile(module, shapes, resolved)
         if file is not None and (kept := file.read()) is not None:
-            graphs.append(CompiledGraph(module, "inference", options, background, set(), kept=kept))
+            graphs.append(CompiledGraph(module, "inference", options, background, set(), kept=kept, device=device))
             return graphs[0]
-        made = aot_autograd(**_compilers(options, background, graphs, freeze, file))
+        made = aot_autograd(**_compilers(options, background, graphs, freeze, file, device))
         with _capturing():
             return made(module, given)
 
@@ -146,9 +153,9 @@ def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], ba
     race = any_engine_will_do(options)
     if background and shapes is not None:
         inputs = ()  # the tensors are the caller's
-        choice = Choice(module.forward, capture_later, graphs, race=race, at_once=False)
+        choice = Choice(module.forward, capture_later, graphs, race=race, at_once=False, device=device)
     else:
-        choice = Choice(module.forward, lambda: capture(inputs), graphs, race=race)
+        choice = Choice(module.forward, lambda: capture(inputs), graphs, race=race, device=device)
 
     def call(*args: Any) -> Any:
         return choice.answer(*args)
@@ -191,15 +198,17 @@ def _compilers(
     graphs: list[CompiledGraph],
     freeze: bool = False,
     file: TranslationFile | None = None,
+    device: torch.device = CPU,
 ) -> dict[str, Any]:
-    """The arguments of AOTAutograd. graphs: where compiled graphs are added; file: where one of inference is kept."""
+    """The arguments of AOTAutograd. graphs: where compiled graphs are added; file: where one of inference is kept;
+    device: that of the graphs' tensors."""
     from functorch.compile import make_boxed_func
 
     parameters: set[int] = set()
 
     def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
         keeps = file if kind == "inference" and file is not None and file.fits(graph) else None
-        made = CompiledGraph(graph, kind, options, background, parameters, freeze, keeps)
+        made = CompiledGraph(graph, kind, options, background, parameters, freeze, keeps, device=device)
         graphs.append(made)
         return make_boxed_func(made)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from xrt_torch.background import ending
+from xrt_torch.devices import CPU, in_order, moved
 from xrt_torch.partition import Stage
 
 _PLAIN: Final = frozenset(
@@ -29,18 +30,20 @@ class Ending(Exception):
 class StageCall:
     """A function of tensors and numbers (SymInts and the like), whose results are a sequence of the same.
 
-    Tensors on the CPU go in as NumPy's views of their memory, the shortest way through XRT. A parameter's view is kept
-    while it is the same object on the same memory: what is written into it shows there. Results have the strides that
-    torch expects, as its kernels may rely on them.
+    device: where its tensors are. Those on the CPU go in as NumPy's views of their memory, the shortest way through
+    XRT. A parameter's view is kept while it is the same object on the same memory: what is written into it shows there.
+    Tensors on a GPU go in as they are, and come back there, ordered on torch's current stream. Results have the strides
+    that torch expects, as its kernels may rely on them.
     """
 
-    def __init__(self, module: Any, stage: Stage) -> None:
+    def __init__(self, module: Any, stage: Stage, device: torch.device = CPU) -> None:
         self._module = module
         self._names = tuple(module.input_types)
         self._is_single = len(module.output_names) == 1
+        self._device = device
         self._is_plain = all(map(_is_plain, stage.takes))
         self._views: list[tuple[weakref.ref[Any], int, Any] | None] = [None] * len(stage.takes)
-        self._made = [_maker_of(v) for v in stage.gives]
+        self._made = [_maker_of(v, self._device) for v in stage.gives]
 
     def prepare(self, *args: Any) -> None:
         """Compile for arguments like these, and wait for it, without a run. Raises what XRT raises, and Ending."""
@@ -64,9 +67,12 @@ class StageCall:
                 else np.asarray(a, _DTYPES[type(a)])
                 for i, a in enumerate(args)
             ]
-        return [
-            a.detach().resolve_neg() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args
-        ]
+        return [self._there(a) if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args]
+
+    def _there(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor for any library: on the stage's device, where a number may come from the CPU."""
+        plain = x.detach().resolve_neg()
+        return plain if self._device == CPU else in_order(plain, self._device)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """The results. Raises what XRT raises."""
@@ -94,8 +100,11 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or (value.dtype in _PLAIN and value.device.type == "cpu")
 
 
-def _maker_of(value: Any) -> Callable[[Any], Any]:
-    """What makes torch's value of a result, by what is known of it."""
+def _maker_of(value: Any, device: torch.device) -> Callable[[Any], Any]:
+    """What makes torch's value of a result, by what is known of it. device: where tensors are wanted."""
+    if device != CPU:
+        made = _maker_of(value, CPU)
+        return (lambda r: made(moved(_tensor(r), device))) if isinstance(value, torch.Tensor) else made
     for kind, symbol in ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat)):
         if isinstance(value, kind | symbol):
             return kind

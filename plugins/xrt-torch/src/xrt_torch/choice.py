@@ -28,6 +28,7 @@ from xrt_core.errors import describe
 from xrt_core.events import process_events
 from xrt_torch.background import is_busy
 from xrt_torch.compiled import CompiledGraph
+from xrt_torch.devices import CPU, finish
 
 _CALLS: Final = 4  # of a turn
 _CALLS_OF_SIZES: Final = 5  # the same, where sizes vary; and there are two turns of each side
@@ -43,7 +44,7 @@ class Choice:
     module: the graph, in torch eager. capture: makes the same through AOTAutograd and XRT; None where that is not
     possible. graphs: where it adds what AOTAutograd made of the graph; the backward graph is added by the first
     backward pass. race: whether the quicker side is found out; else XRT answers where it can. at_once: whether the
-    graph is captured now, and not at its second call.
+    graph is captured now, and not at its second call. device: of its tensors.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Choice:
         *,
         race: bool,
         at_once: bool = True,
+        device: torch.device = CPU,
     ) -> None:
         self.answer: Call = self._once
-        self._module, self._graphs, self._race = module, graphs, race
+        self._module, self._graphs, self._race, self._device = module, graphs, race, device
         self._capture: Callable[[], Call | None] | None = capture
         self._compiled: Call = module
         self._lock = threading.Lock()
@@ -145,7 +147,7 @@ class Choice:
         side = self._compiled if on_xrt else self._module
         if not place:
             return side(*args)
-        timing = _Timing(_elements(args) if self._is_dynamic else 1)
+        timing = _Timing(_elements(args) if self._is_dynamic else 1, self._device)
         results = timing.run(side, args)
         with self._lock:
             self._timings[on_xrt].append(timing)
@@ -196,14 +198,14 @@ class Choice:
 
 
 class _Timing:
-    """The seconds of a call and of its backward pass. elements: of its arguments.
+    """The seconds of a call and of its backward pass. elements: of its arguments; device: whose work is waited for.
 
     The backward pass is over when the last function has run that hands a gradient to an argument, or to what made it:
     gradients of the arguments themselves may wait for other graphs.
     """
 
-    def __init__(self, elements: int) -> None:
-        self.elements = elements
+    def __init__(self, elements: int, device: torch.device) -> None:
+        self.elements, self._device = elements, device
         self.seconds = 0.0
         self._waits = self._runs = False
         self._begun = 0.0
@@ -216,9 +218,9 @@ class _Timing:
 
     def run(self, call: Call, args: Sequence[Any]) -> Any:
         before = {a.grad_fn for a in args if isinstance(a, torch.Tensor) and a.grad_fn is not None}
-        start = time.perf_counter()
+        start = self._now()
         results = call(*args)
-        spent = time.perf_counter() - start
+        spent = self._now() - start
         self.seconds = spent
         made = [r for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
         last = _last_functions([r.grad_fn for r in made], before)
@@ -230,7 +232,7 @@ class _Timing:
                 nonlocal missing
                 missing -= 1
                 if self._begun:
-                    self._runs, self.seconds = True, spent + time.perf_counter() - self._begun
+                    self._runs, self.seconds = True, spent + self._now() - self._begun
                     if not missing:
                         self._waits = False
                         self.close()
@@ -240,7 +242,11 @@ class _Timing:
         return results
 
     def _begin(self, _: Any) -> None:
-        self._begun = time.perf_counter()
+        self._begun = self._now()
+
+    def _now(self) -> float:
+        finish(self._device)
+        return time.perf_counter()
 
     def close(self) -> None:
         """Take the hooks away that wait for a backward pass."""

@@ -24,6 +24,7 @@ from xrt_core.options import AUTO, resolve
 from xrt_torch.background import compiler, ending, tuner
 from xrt_torch.calls import Ending, StageCall
 from xrt_torch.complex_numbers import has_complex, in_real_numbers
+from xrt_torch.devices import CPU, RandomState, after_this_thread, finish
 from xrt_torch.kept import KeptGraph, TranslationFile
 from xrt_torch.partition import VIEWS, Stage, copy_of, operators_of, reason_for_eager, stages_of
 
@@ -31,6 +32,9 @@ known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """The graphs that exist."""
 _numbers = itertools.count()
 _TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
+_TOLERANCE_OF_GPUS: Final = {**_TOLERANCE, torch.float32: 5e-3}
+"""cuDNN multiplies in TF32 unless it is told not to, with factors of 10 bits
+(https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices)."""
 _FIRST: Final = {"guard_verify": False, "guard_tune": False}
 """Options of what is compared with eager in place of the guard's reference: the first engine that takes the graph."""
 _TUNED: Final = {"engine": AUTO, "guard_verify": False}
@@ -82,6 +86,7 @@ class CompiledGraph:
     that forward and backward share. background: whether calls run eager while XRT compiles; otherwise the
     first call waits. freeze: whether inference takes parameters as constants. file: where the translation is kept, if
     XRT runs the graph as a whole. kept: what another process kept; the module is then TorchDynamo's own.
+    device: that of its tensors; those on others are torch's.
 
     In the background, with no engine named, the first engine that takes the graph answers soon; once its results agreed
     with eager's, all engines are compiled and timed beside it, and the fastest takes its place.
@@ -99,6 +104,7 @@ class CompiledGraph:
         freeze: bool = False,
         file: TranslationFile | None = None,
         kept: KeptGraph | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.number = next(_numbers)
         self.name = f"torch_{kind}_{self.number}"
@@ -107,7 +113,7 @@ class CompiledGraph:
         self.reason: str | None = None
         self.parameters = parameters
         self.module, self._options, self._background = module, dict(options), background
-        self._file, self._kept = file, kept
+        self._file, self._kept, self._device = file, kept, device
         self._content: bytes | None = None  # the translation, until it is kept
         self._eager = _for_eager(module, module.graph) if kept is None else module
         self._stages: list[_Ran] | None = None
@@ -247,7 +253,7 @@ class CompiledGraph:
 
     def _by_others(self, signature: Signature, args: Sequence[Any]) -> list[Any] | None:
         """The results, where plans that were made for other shapes serve these as well; None where they do not."""
-        state = torch.get_rng_state()
+        state = RandomState(self._device)
         found: list[Any] | Exception | None
         try:
             found = self._on_xrt(args, only_prepared=True)
@@ -258,15 +264,18 @@ class CompiledGraph:
                 self._proven = set()
             self._proven.add(signature)
             return found
-        torch.set_rng_state(state)
+        state.restore()
         if found is None:
             return None
         self._served += 1
         return self._compared(signature, args, found, list(self._eager(*args)))
 
     def _begin(self, work: Future[None], args: Sequence[Any]) -> None:
+        come_after = after_this_thread(self._device)
+
         def run(given: Sequence[Any]) -> None:
             try:
+                come_after()
                 self._prepare(given)
             finally:
                 work.set_result(None)
@@ -307,7 +316,7 @@ class CompiledGraph:
             self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
         for node in graph.nodes:
             if node.op in ("call_function", "get_attr", "call_module"):
-                reason = reason_for_eager(node, translatable, mistrust)
+                reason = reason_for_eager(node, translatable, mistrust, self._device)
                 if reason is not None:
                     self.eager_nodes[node.name] = f"{node.target}: {reason}"
         for _ in range(_ATTEMPTS):
@@ -356,7 +365,7 @@ class CompiledGraph:
     def _ran_by(self, stage: Stage, graph: Any, options: Mapping[str, Any]) -> _Ran:
         shapes = stage.shapes() if self.is_dynamic and "shapes" not in options else {}
         module = xrt.XRTModule(graph, **{"release_cores": True, **options}, **({"shapes": shapes} if shapes else {}))
-        return _Ran(stage, StageCall(module, stage), graph, module)
+        return _Ran(stage, StageCall(module, stage, self._device), graph, module)
 
     def _on_xrt(
         self, args: Sequence[Any], stages: Sequence[_Ran] | None = None, only_prepared: bool = False
@@ -388,6 +397,7 @@ class CompiledGraph:
                 ran.call.prepare(*given)
                 results = ran.call(*given) if i < last else [None] * len(ran.stage.outputs)
             values.update(zip(ran.stage.outputs, results, strict=True))
+        finish(self._device)
 
     def _prove(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """Run both, and return eager's results; XRT answers from now on if its own are as good."""
@@ -411,14 +421,14 @@ class CompiledGraph:
         self, args: Sequence[Any], stages: Sequence[_Ran] | None = None
     ) -> tuple[list[Any] | Exception, list[Any]]:
         """The results of XRT, or the error in their place, and those of eager."""
-        state = torch.get_rng_state()
+        state = RandomState(self._device)
         found: list[Any] | Exception | None
         try:
             with torch.no_grad():
                 found = self._on_xrt([a.detach() if isinstance(a, torch.Tensor) else a for a in args], stages)
         except Exception as e:
             found = e
-        torch.set_rng_state(state)
+        state.restore()
         assert found is not None
         return found, list(self._eager(*args))
 
@@ -437,7 +447,8 @@ class CompiledGraph:
                 return
             like = [_zeros_like(a) if isinstance(a, torch.Tensor) else a for a in args]
             try:
-                self._tuning = tuner.submit(_tune, weakref.ref(self), self._stages, like)
+                come_after = after_this_thread(self._device)
+                self._tuning = tuner.submit(_tune, weakref.ref(self), self._stages, like, come_after)
             except RuntimeError:  # the interpreter is ending
                 self._tunes = False
 
@@ -563,12 +574,15 @@ class CompiledGraph:
         return "\n".join(lines)
 
 
-def _tune(graph: weakref.ref[CompiledGraph], stages: list[_Ran], args: Sequence[Any]) -> None:
+def _tune(
+    graph: weakref.ref[CompiledGraph], stages: list[_Ran], args: Sequence[Any], come_after: Callable[[], None]
+) -> None:
     """After what calls wait for. A graph that is gone is not tuned."""
     while any(g.is_compiling for g in tuple(known)):
         if ending.wait(0.1):
             return
     if (found := graph()) is not None and not ending.is_set():
+        come_after()
         found.tune(stages, args)
 
 
@@ -673,7 +687,8 @@ def _difference(found: Any, expected: Any, least: float, coarse: bool) -> str | 
     if not expected.dtype.is_floating_point:
         wrong = int((found != expected).sum())
         return f"{wrong} of {expected.numel()} elements differ" if wrong else None
-    limit = _TOLERANCE.get(torch.float32 if coarse and expected.dtype is torch.float64 else expected.dtype, 1e-3)
+    known = _TOLERANCE if expected.device == CPU else _TOLERANCE_OF_GPUS
+    limit = known.get(torch.float32 if coarse and expected.dtype is torch.float64 else expected.dtype, 1e-3)
     scale = _scale(expected)
     if torch.allclose(found, expected, rtol=limit, atol=limit * max(scale, least), equal_nan=True):
         return None

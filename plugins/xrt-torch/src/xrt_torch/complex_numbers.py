@@ -89,9 +89,12 @@ def in_real_numbers(graph: Graph) -> Graph:
     mode = modes.pop()
     if mode.shape_env is None or not any(isinstance(n.meta.get("val"), torch.SymInt) for n in graph.nodes):
         return _Lowering(graph, mode).run()
+    without_guards = getattr(mode.shape_env, "error_on_new_guards", None)
+    if without_guards is None:  # before torch 2.13
+        return graph
     with compile_lock, _unlogged():  # while another graph is captured its guards are made
         try:
-            with mode.shape_env.error_on_new_guards():
+            with without_guards():
                 return _Lowering(graph, mode).run()
         except (LookupError, RuntimeError):  # the guard's error is one
             return graph

@@ -169,7 +169,7 @@ def _ends(graph: Graph) -> tuple[list[str], list[str]]:
 
 def _lines(module: GraphModule, inputs: Sequence[torch.Tensor]) -> list[str]:
     """The graph and what its capture depends on beside it, as text that is equal for equal graphs alone."""
-    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
     lines = [f"modes {modes}, autocast {autocast}, {torch.get_default_dtype()} on {torch.get_default_device()}"]
     places: dict[Node, int] = {}

@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 
 import xrt_core as xrt
 from xrt_core.ir.symbols import expression
+from xrt_torch.devices import why_elsewhere
 
 aten = torch.ops.aten
 VIEWS = {aten.permute, aten.t, aten.transpose, aten.view, aten.unsqueeze, aten.expand, aten.squeeze, aten.alias}
@@ -113,9 +114,12 @@ def copy_of(graph: Graph) -> Graph:
 
 
 def reason_for_eager(
-    node: Node, translatable: Callable[[Any], bool], mistrust: Callable[[Node], str | None]
+    node: Node,
+    translatable: Callable[[Any], bool],
+    mistrust: Callable[[Node], str | None],
+    device: torch.device,
 ) -> str | None:
-    """Why torch has to run a node; None where XRT can."""
+    """Why torch has to run a node; None where XRT can. device: that of the graph."""
     if node.op == "get_attr":
         return None if type(node.meta.get("val")) is torch.Tensor else "it reads an attribute that is no tensor"
     if node.op != "call_function":
@@ -147,7 +151,7 @@ def reason_for_eager(
             return "a quantised tensor"
         if value.device.type == "meta":
             return "a tensor without memory"
-    return None
+    return why_elsewhere(node, device)
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:

@@ -235,11 +235,14 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     with compile_lock, _real_constants(copied):  # torch notes the node at hand where a capture elsewhere would find it
         _fx_passes.insert_type_promotion_nodes(module)
     _keep_doubles(module.graph)
+    constants = _as_inputs(module.graph)
     model = ir.Model(ir.Graph([], [], nodes=[], name=name), ir_version=10)
     values = _translated(module.graph, model)
     for made in model.graph:
         made.metadata_props.clear()  # where an operator came from, as text: three quarters of the model's bytes
     _connect(module.graph, model.graph, values)
+    for node, tensor in constants.items():
+        set_constant(model, values[node], tensor)
     _ir_passes.add_opset_imports(model)
     model.opset_imports.setdefault("", registry().opset_version)  # of a graph without nodes
     return model
@@ -276,6 +279,19 @@ def _keep_doubles(graph: torch.fx.Graph) -> None:
                     constant = graph.get_attr(f"double_{node.name}_{i}")
                 constant.meta["val"] = torch.tensor(a, dtype=torch.float64)
                 node.update_arg(i, constant)
+
+
+def _as_inputs(graph: torch.fx.Graph) -> dict[str, torch.Tensor]:
+    """Make an input of each constant: torch's exporter takes no constants before torch 2.13. Returns them by name."""
+    found = {}
+    for node in [n for n in graph.nodes if n.op == "get_attr"]:
+        with graph.inserting_before(node):
+            made = graph.placeholder(node.name)
+        made.meta = dict(node.meta)
+        found[made.name] = node.meta["val"]
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    return found
 
 
 def _replaced_by_double(graph: torch.fx.Graph, node: torch.fx.Node, value: torch.Tensor) -> bool:
