@@ -138,7 +138,7 @@ def test_transforms_are_those_of_eager(name: str) -> None:
     assert [g.reason for g in xrt_torch.graphs()] == [None]
 
 
-@pytest.mark.parametrize("name", ["vmap", "gradients of each"])
+@pytest.mark.parametrize("name", TRANSFORMED)
 def test_a_capture_that_fails_within_a_transform_leaves_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is eager's, and torch does not take the transform for the caller's."""
 

@@ -20,6 +20,7 @@ from xrt_torch.decompositions import table
 from xrt_torch.devices import CPU, device_of, on_device
 from xrt_torch.interpolation import WholeInterpolation
 from xrt_torch.kept import TranslationFile
+from xrt_torch.transforms import left_on_failure
 
 
 def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any) -> Any:
@@ -101,18 +102,11 @@ def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, gr
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
     """While torch captures: attention as matrix products, whose derivative has operators of its own, and interpolation
-    as one operator. A transform (vmap, grad) within which capture fails is left: torch would take it for the caller's.
-    """
-    from torch._C import _functorch
+    as one operator."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    depth = _functorch.get_dynamic_layer_stack_depth()
-    try:
-        with sdpa_kernel(SDPBackend.MATH), WholeInterpolation():
-            yield
-    except BaseException:
-        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-        raise
+    with left_on_failure(), sdpa_kernel(SDPBackend.MATH), WholeInterpolation():
+        yield
 
 
 def _aot(

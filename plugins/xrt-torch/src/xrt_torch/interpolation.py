@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 from torch.nn.functional import interpolate as of_torch
 from torch.overrides import TorchFunctionMode
+
+from xrt_torch.transforms import within_transform
 
 aten = torch.ops.aten
 
@@ -126,7 +127,7 @@ class WholeInterpolation(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_plain = func is of_torch and peek_interpreter_stack() is None
+        is_plain = func is of_torch and not within_transform()
         made = _whole(*args, **(kwargs or {})) if is_plain else None
         return func(*args, **(kwargs or {})) if made is None else made
 

@@ -1,0 +1,53 @@
+"""Transforms: those of `torch.func` (vmap, grad, jvp) that are entered while a graph is captured.
+
+Torch has no public functions that tell of them. Where a version has not these either, a transform is taken to be
+entered, and what a capture that fails leaves entered stays so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+try:
+    from torch._C import _enter_dual_level, _exit_dual_level
+    from torch._C._functorch import (
+        get_dynamic_layer_stack_depth,
+        peek_interpreter_stack,
+        pop_dynamic_layer_stack_and_undo_to_depth,
+    )
+
+    _KNOWN = True
+except ImportError:
+    _KNOWN = False
+
+
+def within_transform() -> bool:
+    """Whether what is called now is called by a transform."""
+    return not _KNOWN or peek_interpreter_stack() is not None
+
+
+@contextlib.contextmanager
+def left_on_failure() -> Iterator[None]:
+    """A context that leaves the transforms which were entered in it, if it ends by an exception: torch would take them
+    for the caller's."""
+    if not _KNOWN:
+        yield
+        return
+    depth, is_forward = get_dynamic_layer_stack_depth(), _in_forward_mode()
+    try:
+        yield
+    except BaseException:
+        pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if not is_forward and _in_forward_mode():
+            _exit_dual_level(level=0)  # there is no other: forward mode does not nest
+        raise
+
+
+def _in_forward_mode() -> bool:
+    """Whether the derivatives of forward mode are computed, which is at most once at a time."""
+    try:
+        _exit_dual_level(level=_enter_dual_level())
+    except RuntimeError:
+        return True
+    return False
