@@ -6,6 +6,7 @@
     python benchmarks/torch_backend.py training [NAME ...]    # steps, the optimizer included
     python benchmarks/torch_backend.py varying [NAME ...]     # 40 calls, each of a size that no call had before
     python benchmarks/torch_backend.py meanwhile [NAME ...]   # calls and steps beside XRT's compilation
+    python benchmarks/torch_backend.py between [NAME ...]     # what an operator of torch's takes between calls
     python benchmarks/torch_backend.py calls                  # x + 1, and 200 parameters as inputs
 
 Models come from transformers (configurations of base size, shortened to `--layers`, 6), the U-Net is written here. All
@@ -38,10 +39,11 @@ TRAINED = ("bert", "gpt2", "resnet")
 
 
 class UNet(torch.nn.Module):
-    """Two levels down and up, with GroupNorm and skip connections."""
+    """Two levels down and up, with GroupNorm and skip connections. mode: of the interpolation on the way up."""
 
-    def __init__(self, width: int = 64) -> None:
+    def __init__(self, width: int = 64, mode: str = "nearest") -> None:
         super().__init__()
+        self.mode = mode
 
         def block(a: int, b: int) -> torch.nn.Module:
             parts: list[torch.nn.Module] = [
@@ -59,7 +61,7 @@ class UNet(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: float32 [n, 3, h, w] -> the same shape."""
-        half, twice = torch.nn.functional.avg_pool2d, torch.nn.functional.interpolate
+        half, twice = torch.nn.functional.avg_pool2d, partial(torch.nn.functional.interpolate, mode=self.mode)
         a = self.a(x)
         b = self.b(half(a, 2))
         c = self.c(half(b, 2))
@@ -74,8 +76,8 @@ def made(name: str, layers: int, training: bool = False) -> tuple[torch.nn.Modul
     torch.manual_seed(0)
     image = torch.randn(1, 3, 224, 224)
     ids = torch.randint(0, 1000, (8, 64) if training else (1, 128))
-    if name == "unet":
-        return UNet(), {"x": torch.randn(1, 3, 128, 128)}
+    if name in ("unet", "unet-bilinear"):
+        return UNet(mode=name.removeprefix("unet-") if "-" in name else "nearest"), {"x": torch.randn(1, 3, 128, 128)}
     kinds: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
         "bert": lambda: (t.BertModel(t.BertConfig(num_hidden_layers=layers)), {"input_ids": ids}),
         "gpt2": lambda: (t.GPT2Model(t.GPT2Config(n_layer=layers)), {"input_ids": ids, "use_cache": False}),
@@ -326,6 +328,42 @@ def meanwhile_of(name: str, layers: int, is_step: bool) -> None:
     os._exit(0)
 
 
+BETWEEN = {
+    "eager": None,
+    "named": {"engine": "onnxruntime"},
+    "spinning": {"engine": "onnxruntime", "release_cores": False},
+}
+
+
+def between(names: Sequence[str], layers: int) -> None:
+    """Print what the sum of a million numbers takes in eager, and a call, where the two take turns: in eager, on ONNX
+    Runtime, and on ONNX Runtime with threads that go on spinning, each in a process of its own."""
+    print("| model | sum, call: all in eager (ms) | on ONNX Runtime | with release_cores=False |\n|---|---|---|---|")
+    for name in names:
+        rows = (alone("between-of", name, layers, side) for side in BETWEEN)
+        print(f"| {name} | {' | '.join(f'{a * 1e3:.2f}, {b * 1e3:.1f}' for a, b in rows)} |", flush=True)
+
+
+def between_of(name: str, layers: int, side: str) -> None:
+    """In a process of its own: print the seconds of the sum and of the call."""
+    model, inputs = made(name, layers)
+    model.eval()
+    options, x = BETWEEN[side], torch.ones(1 << 20)
+    call = model if options is None else torch.compile(model, backend="xrt", options=options)
+    spent: list[tuple[float, float]] = []
+    with torch.no_grad():
+        if options is not None:
+            settle(partial(call, **inputs))
+        for _ in range(60):
+            start = time.perf_counter()
+            x.sum()
+            middle = time.perf_counter()
+            call(**inputs)
+            spent.append((middle - start, time.perf_counter() - middle))
+    print(*(statistics.median(s) for s in zip(*spent[10:], strict=True)), flush=True)
+    os._exit(0)
+
+
 def alone(what: str, name: str, layers: int, backend: str, env: dict[str, str] | None = None) -> list[float]:
     """The seconds that a process of its own prints last; NaN where it fails."""
     command = [sys.executable, __file__, what, name, "--layers", str(layers), "--backends", backend]
@@ -451,10 +489,11 @@ def main() -> None:
     of = {
         "first-of": first_of,
         "ready-of": ready_of,
+        "between-of": between_of,
         "meanwhile-call": lambda name, layers, _: meanwhile_of(name, layers, is_step=False),
         "meanwhile-step": lambda name, layers, _: meanwhile_of(name, layers, is_step=True),
     }
-    kinds = ("inference", "varying", "first", "ready", "training", "meanwhile", "calls", *of)
+    kinds = ("inference", "varying", "first", "ready", "training", "meanwhile", "between", "calls", *of)
     parser.add_argument("what", choices=kinds)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--layers", type=int, default=LAYERS)
@@ -472,6 +511,8 @@ def main() -> None:
         varying(args.names or ("bert", "gpt2", "resnet", "mobilenet", "unet"), args.layers, backends)
     elif args.what == "training":
         training(args.names or TRAINED, backends)
+    elif args.what == "between":
+        between(args.names or ("bert", "mobilenet", "unet-bilinear"), args.layers)
     elif args.what == "meanwhile":
         meanwhile(args.names or ("bert", "gpt2", "resnet"), args.layers)
     elif args.what == "ready":
