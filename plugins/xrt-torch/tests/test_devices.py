@@ -75,6 +75,13 @@ def test_the_device_of_a_graph_is_that_of_its_tensors_on_a_gpu(mode: Any) -> Non
         devices.device_of([torch.ones(2, device="meta")])
 
 
+def test_the_cpu_may_have_a_number(mode: Any) -> None:
+    """As torch.device("cpu:0") has, which fake tensors keep."""
+    assert devices.device_of([torch.ones(2, device="cpu:0")]) == devices.CPU
+    graph = make_fx(lambda: (torch.ones(3, device="cpu:0") + 1,))().graph
+    assert [devices.why_elsewhere(n, devices.CPU) for n in graph.nodes] == [None] * len(graph.nodes)
+
+
 def test_engines_compile_for_the_device_of_the_graph_unless_another_is_asked_for() -> None:
     """The options of XRTModule."""
     assert devices.on_device({"engine": "xla"}, GPU) == {"engine": "xla", "device": "cuda:0"}

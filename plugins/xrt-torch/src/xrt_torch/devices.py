@@ -19,13 +19,18 @@ CPU: Final = torch.device("cpu")
 def device_of(values: Iterable[Any]) -> torch.device:
     """The device of a graph that takes these values. Raises UnsupportedError for tensors of two GPUs, and for those
     that are neither on a CPU nor on a GPU of CUDA."""
-    found = {v.device for v in values if isinstance(v, torch.Tensor)} - {CPU}
+    found = {_of(v) for v in values if isinstance(v, torch.Tensor)} - {CPU}
     for device in found:
         if device.type != "cuda" or torch.version.hip is not None:
             raise UnsupportedError(f"a tensor on {device}: only those of CPUs and of CUDA are compiled")
     if len(found) > 1:
         raise UnsupportedError(f"tensors on {' and '.join(sorted(map(str, found)))}: a graph is compiled for one GPU")
     return next(iter(found), CPU)
+
+
+def _of(x: torch.Tensor) -> torch.device:
+    """Where a tensor is; fake ones may say "cpu:0"."""
+    return CPU if x.device.type == "cpu" else x.device
 
 
 def on_device(options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -39,11 +44,11 @@ def why_elsewhere(node: torch.fx.Node, device: torch.device) -> str | None:
     """Why XRT does not run an operator: a result that is not on the graph's device, or an operand; None otherwise.
     Numbers on the CPU, tensors without axes, are operands of any device, as in torch."""
     for value in _tensors(node):
-        if value.device != device:
+        if _of(value) != device:
             return f"a tensor on {value.device}, in a graph on {device}"
     for operand in node.all_input_nodes:
         for value in _tensors(operand):
-            if value.device != device and (value.dim() or value.device != CPU):
+            if _of(value) != device and (value.dim() or _of(value) != CPU):
                 return f"an operand on {value.device}, in a graph on {device}"
     return None
 
@@ -55,7 +60,7 @@ def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
 
 def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor on a device, itself where it is there."""
-    return x if x.device == device else torch.ops.aten._to_copy.default(x, device=device)
+    return x if _of(x) == device else torch.ops.aten._to_copy.default(x, device=device)
 
 
 def in_order(x: torch.Tensor, device: torch.device) -> torch.Tensor:
