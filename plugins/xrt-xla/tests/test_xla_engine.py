@@ -62,21 +62,25 @@ def test_a_gpu_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cupy", "given", "expected"),
+    ("libraries", "given", "expected"),
     [
-        (True, {}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
-        (False, {}, {}),
-        (True, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}),
-        (True, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}),
+        ({"cupy"}, {}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+        ({"torch"}, {}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+        (set(), {}, {}),
+        ({"cupy"}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}),
+        ({"cupy", "torch"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}),
     ],
 )  # fmt: skip
-def test_the_gpu_is_shared_with_cupy(
-    monkeypatch: pytest.MonkeyPatch, cupy: bool, given: dict[str, str], expected: dict[str, str]
+def test_the_gpu_is_shared_with_other_libraries(
+    monkeypatch: pytest.MonkeyPatch, libraries: set[str], given: dict[str, str], expected: dict[str, str]
 ) -> None:
-    """JAX leaves memory to the host where that computes with CuPy, unless the user has said how much it takes."""
+    """JAX leaves memory to the host where that computes with CuPy, and to a torch with GPUs that the program has
+    loaded, unless the user has said how much it takes."""
     from xrt_xla import _toolkit
 
-    monkeypatch.setattr(_toolkit.importlib.util, "find_spec", lambda name: object() if cupy else None)
+    monkeypatch.setattr(_toolkit.importlib.util, "find_spec", lambda name: object() if name in libraries else None)
+    there = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: "torch" in libraries))
+    monkeypatch.setitem(sys.modules, "torch", there)
     _toolkit.share_memory(given)
     assert given == expected
 

@@ -12,6 +12,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import uuid
@@ -43,12 +44,18 @@ def share_memory(environment: MutableMapping[str, str]) -> None:
     """Have JAX take memory of a GPU as it needs it, and not three quarters at its first use.
 
     A worker process of the guard shares the GPU with its parent, and this process shares it with CuPy, with which XRT's
-    host computes, where that is installed. What the user has set for his process stays.
+    host computes, where that is installed, and with torch, where the program has loaded one for GPUs. What the user has
+    set for his process stays.
     """
     if WORKER_VARIABLE in environment:
         environment.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_FORCE_GPU_ALLOW_GROWTH="true")
-    elif importlib.util.find_spec("cupy") is not None and not environment.keys() & _MEMORY_VARIABLES:
+    elif not environment.keys() & _MEMORY_VARIABLES and (importlib.util.find_spec("cupy") is not None or _torch_on_gpu()):
         environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+
+
+def _torch_on_gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())
 
 
 _MEMORY_VARIABLES = {"XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}
