@@ -49,8 +49,12 @@ def share_memory(environment: MutableMapping[str, str]) -> None:
     """
     if WORKER_VARIABLE in environment:
         environment.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_FORCE_GPU_ALLOW_GROWTH="true")
-    elif not environment.keys() & _MEMORY_VARIABLES and (importlib.util.find_spec("cupy") is not None or _torch_on_gpu()):
+    elif not environment.keys() & _MEMORY_VARIABLES and (_has_cupy() or _torch_on_gpu()):
         environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+
+
+def _has_cupy() -> bool:
+    return importlib.util.find_spec("cupy") is not None
 
 
 def _torch_on_gpu() -> bool:
