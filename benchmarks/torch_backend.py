@@ -1,6 +1,6 @@
 """`torch.compile(model, backend="xrt")` beside eager PyTorch and inductor: inference, first results, training, calls.
 
-    python benchmarks/torch_backend.py inference [NAME ...]   # steady calls of eight architectures, random weights
+    python benchmarks/torch_backend.py inference [--freeze] [NAME ...]  # steady calls of eight, random weights
     python benchmarks/torch_backend.py first [NAME ...]       # the first result, each in a process of its own
     python benchmarks/torch_backend.py ready [NAME ...]       # until compiled and verified, then again from the cache
     python benchmarks/torch_backend.py training [NAME ...]    # steps, the optimizer included
@@ -143,8 +143,9 @@ def settle(call: Callable[[], Any], seconds: float = 180.0) -> None:
         call()
 
 
-def inference(names: Sequence[str], layers: int, compiled: Sequence[str]) -> None:
-    """Print a table of steady calls."""
+def inference(names: Sequence[str], layers: int, compiled: Sequence[str], freeze: bool = False) -> None:
+    """Print a table of steady calls. freeze: whether parameters are constants on XRT."""
+    options = {"freeze": True} if freeze else {}
     print("| model | eager (ms) | xrt / eager | inductor / eager | xrt / inductor | off |\n|---|---|---|---|---|---|")
     ratios: list[tuple[float, float]] = []
     for name in names:
@@ -155,7 +156,8 @@ def inference(names: Sequence[str], layers: int, compiled: Sequence[str]) -> Non
             calls: dict[str, Callable[[], Any]] = {"eager": partial(model, **inputs)}
             for backend in compiled:
                 try:
-                    calls[backend] = partial(torch.compile(model, backend=backend), **inputs)
+                    given = options if backend == "xrt" else None
+                    calls[backend] = partial(torch.compile(model, backend=backend, options=given), **inputs)
                     settle(calls[backend]) if backend == "xrt" else calls[backend]()
                 except Exception as e:
                     print(f"{name}: {backend}: {type(e).__name__}: {str(e)[:200]}", file=sys.stderr)
@@ -498,6 +500,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--backends", default="inductor,xrt")
+    parser.add_argument("--freeze", action="store_true", help="inference: parameters are constants on XRT")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     backends = args.backends.split(",")
@@ -506,7 +509,7 @@ def main() -> None:
         return
     print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads()}))
     if args.what == "inference":
-        inference(args.names or NAMES, args.layers, backends)
+        inference(args.names or NAMES, args.layers, backends, args.freeze)
     elif args.what == "varying":
         varying(args.names or ("bert", "gpt2", "resnet", "mobilenet", "unet"), args.layers, backends)
     elif args.what == "training":
