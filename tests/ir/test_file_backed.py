@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pathlib
+import weakref
 
 import numpy as np
 import onnx
@@ -26,10 +27,14 @@ def test_copies_are_shared_while_they_live() -> None:
     assert (copy.flags.aligned, copy.flags.writeable) == (True, False)
     np.testing.assert_array_equal(copy, x)
     assert len(file_backed._copies) == before + 1
+    gone = weakref.ref(copy)
     del copy
     gc.collect()
-    assert len(file_backed._copies) == before
+    assert gone() is None
     assert aligned(x) is not None
+    del x
+    gc.collect()
+    assert len(file_backed._copies) == before
 
 
 def test_plans_of_several_shapes_hold_a_weight_once(tmp_path: pathlib.Path) -> None:

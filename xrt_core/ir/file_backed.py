@@ -12,6 +12,8 @@ import weakref
 import numpy as np
 from msgspec import Struct
 
+from xrt_core.ir.weak_identity import WeakIdentityMap
+
 
 class FileState(Struct, frozen=True):
     """A file as it was when it was mapped. stamp: device, inode, size, times of its last change in nanoseconds."""
@@ -41,23 +43,14 @@ _SETTLED = 2e9  # ns; a file changed later than this before now may change again
 _LARGE = 1 << 16
 """Bytes from which on an array's pages are worth a call to let go of them."""
 
-_mapped: dict[int, tuple[weakref.ref[mmap.mmap], int, FileState]] = {}
-_lock = threading.Lock()
+_mapped: WeakIdentityMap[object, tuple[int, FileState]] = WeakIdentityMap()
+"""Mapped files: where each starts in memory, and what it is."""
 
 
 def note_mapping(mapped: mmap.mmap, path: str | os.PathLike[str], status: os.stat_result) -> None:
     """Remember that `mapped` is the whole of the file `path`, whose status was `status` when it was opened."""
-    key = id(mapped)
     start = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
-    state = FileState(os.path.realpath(path), stamp_of(status))
-
-    def forget(dead: weakref.ref[mmap.mmap]) -> None:
-        with _lock:
-            if (kept := _mapped.get(key)) is not None and kept[0] is dead:
-                del _mapped[key]
-
-    with _lock:
-        _mapped[key] = (weakref.ref(mapped, forget), start, state)
+    _mapped.put(mapped, (start, FileState(os.path.realpath(path), stamp_of(status))))
 
 
 def _base_of(array: np.ndarray) -> object:
@@ -70,11 +63,10 @@ def _base_of(array: np.ndarray) -> object:
 
 def place_of(array: np.ndarray) -> tuple[FileState, int] | None:
     """The file whose bytes a contiguous array is, and the offset of the first; None for any other array."""
-    base = _base_of(array)
-    known = _mapped.get(id(base))
-    if known is None or known[0]() is not base or not array.flags.c_contiguous:
+    known = _mapped.get(_base_of(array))
+    if known is None or not array.flags.c_contiguous:
         return None
-    return known[2], array.__array_interface__["data"][0] - known[1]
+    return known[1], array.__array_interface__["data"][0] - known[0]
 
 
 def let_go(array: np.ndarray) -> None:
@@ -88,8 +80,8 @@ def let_go(array: np.ndarray) -> None:
     mapped.madvise(mmap.MADV_DONTNEED, start, place[1] + array.nbytes - start)
 
 
-_copies: dict[int, tuple[weakref.ref[np.ndarray], weakref.ref[np.ndarray]]] = {}
-"""Arrays by identity, and their aligned copies, both as long as they live."""
+_copies: WeakIdentityMap[np.ndarray, weakref.ref[np.ndarray]] = WeakIdentityMap()
+"""Aligned copies of arrays, as long as they live."""
 _copying = threading.Lock()
 
 
@@ -100,19 +92,12 @@ def aligned(array: np.ndarray) -> np.ndarray:
     """
     if array.flags.aligned:
         return array
-    key = id(array)
     with _copying:
-        source, made = _copies.get(key, (None, None))
-        found = made() if source is not None and made is not None and source() is array else None
+        made = _copies.get(array)
+        found = None if made is None else made()
         if found is None:
             found = array.copy()
             found.flags.writeable = False
-
-            def forget(dead: weakref.ref[np.ndarray]) -> None:
-                kept = _copies.get(key)  # without the lock: the thread that holds it may free arrays
-                if kept is not None and dead in kept:
-                    _copies.pop(key, None)
-
-            _copies[key] = weakref.ref(array, forget), weakref.ref(found, forget)
+            _copies.put(array, weakref.ref(found))
             let_go(array)  # nobody reads the file's pages again
     return found

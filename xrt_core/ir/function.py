@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -38,6 +36,7 @@ from xrt_core.ir.types import (
     ValueType,
     dtype_name,
 )
+from xrt_core.ir.weak_identity import WeakIdentityMap
 
 _MOST_SHOWN: Final = 5  # operators in a message
 
@@ -275,8 +274,7 @@ class DigestMemory(Protocol):
 
 
 _memory: ContextVar[DigestMemory | None] = ContextVar("digest_memory", default=None)
-_digests: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
-_digests_lock = threading.Lock()
+_digests: WeakIdentityMap[np.ndarray, str] = WeakIdentityMap()
 
 
 def graph_fingerprint(graph: Graph) -> str:
@@ -315,24 +313,16 @@ def remembering(memory: DigestMemory) -> Iterator[None]:
 
 def array_digest(array: np.ndarray) -> str:
     """Hex digest of dtype, shape and contents. Remembered per array object, which must not change afterwards."""
-    key = id(array)
-    known = _digests.get(key)
-    if known is not None and known[0]() is array:
-        return known[1]
+    known = _digests.get(array)
+    if known is not None:
+        return known
     memory = _memory.get()
     found = memory.get(array) if memory is not None else None
     if found is None:
         found = digest(repr((dtype_name(array.dtype), array.shape)).encode(), _content(array))
         if memory is not None:
             memory.put(array, found)
-
-    def forget(dead: weakref.ref[np.ndarray]) -> None:
-        with _digests_lock:
-            if (kept := _digests.get(key)) is not None and kept[0] is dead:
-                del _digests[key]
-
-    with _digests_lock:
-        _digests[key] = (weakref.ref(array, forget), found)
+    _digests.put(array, found)
     return found
 
 
@@ -358,7 +348,7 @@ def _constants(graph: Graph) -> list[np.ndarray]:
 
 def _hash_constants(arrays: Iterable[np.ndarray]) -> None:
     """Compute the digests of many large arrays by several threads; their encoding finds them remembered."""
-    large = {id(a): a for a in arrays if id(a) not in _digests}
+    large = {id(a): a for a in arrays if _digests.get(a) is None}
     if sum(a.nbytes for a in large.values()) < _MANY:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from xrt_core.ir.graph import Graph, Node, Value, every_node
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import find_schema, latest_opset, why_unknown
 from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType, dtype_from_name, dtype_name
+from xrt_core.ir.weak_identity import WeakIdentityMap
 from xrt_core.passes.mixed_precision_ops import (
     ALLOW,
     FOLLOW,
@@ -121,7 +121,7 @@ class LowerPrecision(Pass):
         self.constraints = tuple(sorted(constraints, key=lambda c: c.kind == "name"))  # stable: the last one counts
         self.obey = obey
         self.training = training
-        self._constants: dict[tuple[int, np.dtype], tuple[weakref.ref[np.ndarray], np.ndarray | str]] = {}
+        self._constants: WeakIdentityMap[np.ndarray, dict[np.dtype, np.ndarray | str]] = WeakIdentityMap()
         for c in self.constraints:
             if c.kind == "op" and not set("*?[") & set(c.pattern):
                 domain, _, op_type = c.pattern.rpartition(".")
@@ -160,14 +160,12 @@ class LowerPrecision(Pass):
         """A float32 constant in a narrow dtype, or why it cannot be lowered. Casts of weights are cached."""
         if data.nbytes <= DEFAULT_FOLD_LIMIT:
             return _narrowed(data, to)
-        key = (id(data), to)
-        found = self._constants.get(key)
-        if found is not None and found[0]() is data:
-            return found[1]
-        made = _narrowed(data, to)
-        constants = self._constants
-        constants[key] = weakref.ref(data, lambda _: constants.pop(key, None)), made
-        return made
+        known = self._constants.get(data)
+        if known is None:
+            self._constants.put(data, known := {})
+        if to not in known:
+            known[to] = _narrowed(data, to)
+        return known[to]
 
 
 class _GraphLowering:
