@@ -14,7 +14,7 @@ import pytest
 
 from xrt_core.frontends.onnx_file import map_file
 from xrt_core.ir.function import array_digest
-from xrt_core.ir.weak_identity import WeakIdentityMap
+from xrt_core.ir.garbage_collection import WeakIdentityMap
 
 
 def test_entries_live_as_long_as_their_objects() -> None:

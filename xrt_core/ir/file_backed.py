@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 from msgspec import Struct
 
-from xrt_core.ir.weak_identity import WeakIdentityMap
+from xrt_core.ir.garbage_collection import WeakIdentityMap
 
 
 class FileState(Struct, frozen=True):

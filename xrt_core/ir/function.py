@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from xrt_core.errors import GraphError
 from xrt_core.ir.file_backed import FileState, place_of
+from xrt_core.ir.garbage_collection import WeakIdentityMap
 from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, SparseTensor, Value, _Frozen, _set
 from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import (
@@ -36,7 +37,6 @@ from xrt_core.ir.types import (
     ValueType,
     dtype_name,
 )
-from xrt_core.ir.weak_identity import WeakIdentityMap
 
 _MOST_SHOWN: Final = 5  # operators in a message
 

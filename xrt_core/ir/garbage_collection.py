@@ -1,7 +1,7 @@
-"""The cyclic garbage collector, paused while many objects are made that hold no cycles.
+"""Garbage collection: pauses of the cyclic collector, and what is known of objects until they are collected.
 
-Collections are begun by the number of new containers, and each of the oldest generation looks at everything that the
-process holds.
+The collector is paused while many objects are made that hold no cycles: collections are begun by the number of new
+containers, and each of the oldest generation looks at everything that the process holds.
 """
 
 from __future__ import annotations
@@ -9,8 +9,13 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _lock = threading.RLock()  # a finalizer may build a graph as well
 _bodies: set[object] = set()
@@ -58,3 +63,33 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+class WeakIdentityMap(Generic[K, V]):
+    """Values by the identity of objects that cannot be keys, such as arrays, for as long as they live.
+
+    Thread-safe without a lock: entries go when the collector runs, which may be in the midst of a method, in the thread
+    that would hold the lock; each step is one operation on a dict.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[K], V]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """The value of an object; None where there is none."""
+        found = self._entries.get(id(key))
+        return found[1] if found is not None and found[0]() is key else None
+
+    def put(self, key: K, value: V) -> None:
+        """Set the value of an object. The value must not hold the object."""
+        place, entries = id(key), self._entries
+
+        def forget(dead: weakref.ref[K]) -> None:  # before another object can have the identity
+            kept = entries.get(place)
+            if kept is not None and kept[0] is dead:
+                entries.pop(place, None)
+
+        entries[place] = weakref.ref(key, forget), value

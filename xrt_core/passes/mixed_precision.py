@@ -13,11 +13,11 @@ import numpy as np
 from msgspec import Struct
 
 from xrt_core.errors import OptionError
+from xrt_core.ir.garbage_collection import WeakIdentityMap
 from xrt_core.ir.graph import Graph, Node, Value, every_node
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import find_schema, latest_opset, why_unknown
 from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType, dtype_from_name, dtype_name
-from xrt_core.ir.weak_identity import WeakIdentityMap
 from xrt_core.passes.mixed_precision_ops import (
     ALLOW,
     FOLLOW,

@@ -405,6 +405,8 @@ def text_of(lowered: Any, options: Mapping[str, Any], stage: str) -> str:
         return str(lowered.compiler_ir("hlo").as_hlo_text())
     with tempfile.TemporaryDirectory(prefix="xrt-xla-") as folder:
         dumping = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        if stage.startswith("llvm"):  # which XLA dumped unasked before JAX 0.12
+            dumping["xla_dump_emitter_re"] = ".*"
         lowered.compile(compiler_options={**options, **dumping})
         found = sorted(pathlib.Path(folder).glob(_DUMPED[stage]))
         read = _disassembled if stage == "asm" else _content
