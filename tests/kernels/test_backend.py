@@ -7,6 +7,7 @@ import itertools
 from typing import Final
 
 import ml_dtypes
+import numpy as np
 import pytest
 
 from tests.kernels.node_cases import Case, all_cases, check, run_numpy, trace_jax
@@ -47,8 +48,8 @@ def batches() -> list[object]:
 
 
 def softened(case: Case) -> Case:
-    """Attention in narrow floats with room for two roundings: the expected outputs were rounded at every step. Transforms
-    with room for one of the largest number: zeros are as exact as the numbers that cancel out in them."""
+    """Attention in narrow floats with room for two roundings: the expected outputs were rounded at every step.
+    Transforms with room for one of the largest number: zeros are as exact as the numbers that cancel out in them."""
     dtype = case.outputs[0].dtype if case.outputs[0] is not None else None
     if case.node.op_type in ("DFT", "STFT") and case.outputs[0] is not None:
         largest = float(np.abs(case.outputs[0]).max(initial=0.0))
