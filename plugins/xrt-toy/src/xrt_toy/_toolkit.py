@@ -57,6 +57,9 @@ if SIMULATED:
     logging.getLogger("xrt").warning("toy: %s, kernels run on numba's simulator: right, but very slow", _cause)
 else:
     with contextlib.suppress(ImportError):
+        import numba.cuda.fp16  # what compiling imports: an error, such as NumPy 2.5 makes it raise, is known now
+
+    with contextlib.suppress(ImportError):
         from numba.cuda.core import config  # type: ignore[import-not-found]
 
         config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small clusters have small grids; that is no news to anybody
