@@ -294,6 +294,27 @@ def test_cancelling_is_for_one_owner() -> None:
     assert found == ["closed"]
 
 
+def test_a_job_that_is_cancelled_before_it_has_a_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have had a worker that nobody kills, and run to its end."""
+    pool, said = WorkerPool(1), []
+
+    def start() -> Worker:
+        pool.cancel_job(mine)
+        return Worker()
+
+    def work(slot: WorkerSlot) -> None:
+        with pytest.raises(WorkerFailure, match="the job was cancelled") as caught:
+            slot.run(EMPTY, 60.0, 0, lambda message: None)
+        said.append(caught.value.kind)
+
+    monkeypatch.setattr(worker_pool, "Worker", start)
+    mine = Job(work, "mine")
+    pool.submit(mine)
+    assert mine.done.wait(60)
+    pool.close()
+    assert said == ["closed"]
+
+
 def test_cancelling_one_job_ends_its_request() -> None:
     """Its worker is killed, and the job is told; the next job has a worker of its own, and others are left alone."""
     pool = WorkerPool(1)

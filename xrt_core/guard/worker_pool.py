@@ -287,14 +287,14 @@ class WorkerSlot:
 
     def _run(self, request: Request, timeout: float, memory: int, progress: Progress) -> Message:
         job, worker = self.job, self._worker
-        if job is not None and job.cancelled:
-            raise WorkerFailure("closed", "the job was cancelled")
         if worker is None or not (worker.alive and worker.imports_alike):
             if worker is not None:
                 worker.kill()
             if timeouts.is_shutting_down():  # and the pool has been closed
                 raise WorkerFailure("closed", "the interpreter is shutting down")
             worker = self._worker = Worker()
+        if job is not None and job.cancelled:  # looked for once there is a worker, which a later cancellation kills
+            raise WorkerFailure("closed", "the job was cancelled")
         try:
             answer = worker.run(request, timeout, memory, progress)
         except WorkerFailure as e:
