@@ -251,6 +251,11 @@ class Job:
         self.done = threading.Event()
 
 
+def _refuse_cancelled(job: Job | None) -> None:
+    if job is not None and job.cancelled:
+        raise WorkerFailure("closed", "the job was cancelled")
+
+
 class WorkerSlot:
     """The worker process of one thread of the pool. busy: held while that has a request."""
 
@@ -287,14 +292,14 @@ class WorkerSlot:
 
     def _run(self, request: Request, timeout: float, memory: int, progress: Progress) -> Message:
         job, worker = self.job, self._worker
+        _refuse_cancelled(job)
         if worker is None or not (worker.alive and worker.imports_alike):
             if worker is not None:
                 worker.kill()
             if timeouts.is_shutting_down():  # and the pool has been closed
                 raise WorkerFailure("closed", "the interpreter is shutting down")
             worker = self._worker = Worker()
-        if job is not None and job.cancelled:  # looked for once there is a worker, which a later cancellation kills
-            raise WorkerFailure("closed", "the job was cancelled")
+        _refuse_cancelled(job)  # once more, now that there is a worker, which a later cancellation kills
         try:
             answer = worker.run(request, timeout, memory, progress)
         except WorkerFailure as e:

@@ -20,7 +20,6 @@ from xrt_torch.compiled import CompiledGraph  # noqa: E402
 from xrt_torch.partition import stages_of  # noqa: E402
 
 from xrt_core.errors import UnsupportedError  # noqa: E402
-from xrt_core.options import resolve  # noqa: E402
 
 GPU = torch.device("cuda:0")
 
@@ -94,7 +93,7 @@ def _mixed(x: Any, w: Any, s: Any) -> Any:
     return y, y.cpu() + 1
 
 
-def test_what_lies_elsewhere_is_torchs(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_elsewhere_is_torchs(mode: Any) -> None:
     """A number of the CPU is an operand of a GPU's operators; tensors that go to the CPU, and what follows, are not."""
     args = on_gpu(4, 8), on_gpu(8, 8), torch.ones(())
     graph = CompiledGraph(make_fx(_mixed)(*args), "inference", {"engine": "host"}, False, set(), device=GPU)
@@ -117,15 +116,37 @@ def test_a_graph_of_the_cpu_leaves_tensors_on_a_gpu_to_torch(mode: Any) -> None:
 
 def test_a_graph_that_no_engine_can_compile_for_its_device_is_eager_with_the_reason(mode: Any, streams: Any) -> None:
     """The caller gets eager's results, on the GPU."""
-    if resolve({}).device is not None:
-        pytest.skip("another device is configured")
-    args = on_gpu(4, 8), on_gpu(8, 8), torch.ones(())
-    options = devices.on_device({"engine": "host"}, GPU)
-    graph = CompiledGraph(make_fx(_mixed)(*args), "inference", options, False, set(), device=GPU)
+    far = torch.device("cuda:63")  # which no machine has
+    args = torch.ones(4, 8, device=far), torch.ones(8, 8, device=far), torch.ones(())
+    options = devices.on_device({"engine": "host"}, far)
+    graph = CompiledGraph(make_fx(_mixed)(*args), "inference", options, False, set(), device=far)
     first, second = graph(*args)
-    assert (first.device, second.device) == (GPU, devices.CPU)
+    assert (first.device, second.device) == (far, devices.CPU)
     assert graph.reason is not None
-    assert "cuda:0" in graph.reason
+    assert "cuda:63" in graph.reason
+
+
+def test_a_device_that_fails_leaves_the_graph_to_eager(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is compiled: no call waits for a compilation that does not come."""
+
+    def broken(device: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", broken)
+    args = on_gpu(4, 8), on_gpu(8, 8), torch.ones(())
+    graph = CompiledGraph(make_fx(_mixed)(*args), "inference", {"engine": "host"}, False, set(), device=GPU)
+    for _ in range(2):
+        assert graph(*args)[0].device == GPU
+    assert graph.reason is not None
+    assert "illegal memory access" in graph.reason
+
+
+def test_only_where_torch_rounds_factors_results_may_be_farther_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN does unless it is told not to; products of matrices are not in TF32 unless they are told to be."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assert devices.multiplies_in_tf32()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert not devices.multiplies_in_tf32()
 
 
 def test_a_background_thread_comes_after_what_the_caller_has_queued(streams: _Streams) -> None:

@@ -43,17 +43,18 @@ def on_device(options: Mapping[str, Any], device: torch.device) -> dict[str, Any
 def why_elsewhere(node: torch.fx.Node, device: torch.device) -> str | None:
     """Why XRT does not run an operator: a result that is not on the graph's device, or an operand; None otherwise.
     Numbers on the CPU, tensors without axes, are operands of any device, as in torch."""
-    for value in _tensors(node):
+    for value in tensors_of(node):
         if _of(value) != device:
             return f"a tensor on {value.device}, in a graph on {device}"
     for operand in node.all_input_nodes:
-        for value in _tensors(operand):
+        for value in tensors_of(operand):
             if _of(value) != device and (value.dim() or _of(value) != CPU):
                 return f"an operand on {value.device}, in a graph on {device}"
     return None
 
 
-def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+def tensors_of(node: torch.fx.Node) -> list[torch.Tensor]:
+    """What is known of the tensors that a node makes."""
     value = node.meta.get("val")
     return [v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, torch.Tensor)]
 
@@ -85,6 +86,15 @@ def finish(device: torch.device) -> None:
     """Wait for all work on a device: before its time is taken, and before another thread's tensors are let go."""
     if device != CPU:
         torch.cuda.synchronize(device)
+
+
+def multiplies_in_tf32() -> bool:
+    """Whether torch may round factors of float32 to 10 bits on GPUs, as cuDNN does unless it is told not to
+    (https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices)."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # it was set by another of torch's interfaces, for some operators alone
+        return True
 
 
 class RandomState:

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 import xrt_core as xrt
 from xrt_core.ir.symbols import expression
-from xrt_torch.devices import why_elsewhere
+from xrt_torch.devices import tensors_of, why_elsewhere
 
 aten = torch.ops.aten
 VIEWS = {aten.permute, aten.t, aten.transpose, aten.view, aten.unsqueeze, aten.expand, aten.squeeze, aten.alias}
@@ -155,11 +155,7 @@ def reason_for_eager(
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
-    found = []
-    for n in (node, *node.all_input_nodes):
-        value = n.meta.get("val")
-        found += [v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, torch.Tensor)]
-    return found
+    return [t for n in (node, *node.all_input_nodes) for t in tensors_of(n)]
 
 
 def stages_of(graph: Graph, eager: Collection[str]) -> list[Stage]:
