@@ -19,7 +19,7 @@ from xrt_torch.compiled import CompiledGraph, any_engine_will_do
 from xrt_torch.decompositions import table
 from xrt_torch.devices import CPU, device_of, on_device
 from xrt_torch.interpolation import WholeInterpolation
-from xrt_torch.kept import TranslationFile
+from xrt_torch.kept import TranslationFile, writes_inputs
 from xrt_torch.transforms import left_on_failure
 
 
@@ -29,16 +29,18 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
     options: those of `XRTModule`, and
     background: whether calls run eager while XRT compiles (default: True where the guard compiles in the background, as
         it does by default).
-    freeze: whether inference takes parameters as constants (default: False). One that is written, or replaced, is seen
-        at the next call, which runs eager while XRT compiles without them. What is written through `.data`, which
-        leaves no trace, is not seen: so this is for who knows that nobody does.
+    freeze: whether inference takes parameters and buffers as constants. True: one that is written, or replaced, is seen
+        at the next call, which runs eager while XRT compiles without them; what is written through `.data`, which
+        leaves no trace, is not seen: so this is for who knows that nobody does. False: they are inputs. By default they
+        become constants in the background, up to 128 MiB, where that makes calls quicker though their contents are
+        looked at in each, so that no write is missed.
 
     A graph that cannot be captured runs eager, with a FallbackEvent. Raises OptionError for an option that XRT does not
     have, or a value that it does not take.
     """
     given = dict(options or {})
     background = given.pop("background", None)
-    freeze = given.pop("freeze", False)
+    freeze = given.pop("freeze", None)
     for name, value in (("background", background), ("freeze", freeze)):
         if value not in (None, True, False):
             raise OptionError(f"{name}={value!r}: it takes True or False")
@@ -51,7 +53,7 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
                 raise UnsupportedError(why)
         device = device_of(inputs)
         _ = module.code  # a lazy graph gets its own `forward`, where each call would look whether it has one
-        return _aot(module, inputs, on_device(given, device), background, bool(freeze), device)
+        return _aot(module, inputs, on_device(given, device), background, freeze, device)
     except Exception as e:
         from torch._dynamo.exc import RestartAnalysis
 
@@ -114,7 +116,7 @@ def _aot(
     inputs: Sequence[Any],
     options: dict[str, Any],
     background: bool,
-    freeze: bool,
+    freeze: bool | None,
     device: torch.device,
 ) -> Any:
     graphs: list[CompiledGraph] = []
@@ -129,7 +131,9 @@ def _aot(
             with contextlib.suppress(CacheError):
                 file = TranslationFile(module, shapes, resolved)
         if file is not None and (kept := file.read()) is not None:
-            graphs.append(CompiledGraph(module, "inference", options, background, set(), kept=kept, device=device))
+            graphs.append(
+                CompiledGraph(module, "inference", options, background, set(), freeze, kept=kept, device=device)
+            )
             return graphs[0]
         made = aot_autograd(**_compilers(options, background, graphs, freeze, file, device))
         with _capturing():
@@ -190,7 +194,7 @@ def _compilers(
     options: Mapping[str, Any],
     background: bool,
     graphs: list[CompiledGraph],
-    freeze: bool = False,
+    freeze: bool | None = None,
     file: TranslationFile | None = None,
     device: torch.device = CPU,
 ) -> dict[str, Any]:
@@ -202,7 +206,8 @@ def _compilers(
 
     def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
         keeps = file if kind == "inference" and file is not None and file.fits(graph) else None
-        made = CompiledGraph(graph, kind, options, background, parameters, freeze, keeps, device=device)
+        freezes = False if freeze is None and writes_inputs() else freeze
+        made = CompiledGraph(graph, kind, options, background, parameters, freezes, keeps, device=device)
         graphs.append(made)
         return make_boxed_func(made)
 

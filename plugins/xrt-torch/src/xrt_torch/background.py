@@ -10,9 +10,11 @@ torch is built with on Linux, spins for a moment only where a process has more O
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
@@ -28,7 +30,8 @@ ending: Final = threading.Event()
 
 
 class BackgroundThread:
-    """A thread that does work in order, one piece at a time."""
+    """Work that is done in order, one piece at a time, on a thread that ends when there is none: with it ends the team
+    of its operators, beside which those of other threads would take twice their time (MobileNetV2: 19 ms, and 38)."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,23 +39,48 @@ class BackgroundThread:
 
     def renew(self) -> None:
         """Begin without a thread and without work: a forked process has its parent's in name alone."""
-        self._pool = ThreadPoolExecutor(1, self._name)
+        self._waiting: deque[tuple[Future[None], Callable[[], None]]] = deque()
+        self._lock = threading.Lock()
+        self._runs = False
 
     def submit(self, work: Callable[..., None], *args: Any) -> Future[None]:
         """Have `work(*args)` done. Raises RuntimeError where the interpreter is ending."""
+        future: Future[None] = Future()
+        future.add_done_callback(lambda _: _busy.end())
         _busy.begin()
         try:
-            future = self._pool.submit(_in_short_turns, work, *args)
+            with self._lock:
+                if ending.is_set():
+                    raise RuntimeError("no work is taken any more: the interpreter is ending")
+                if not self._runs:  # it finds no work before the lock is free
+                    threading.Thread(target=self._run, name=self._name).start()
+                    self._runs = True
+                self._waiting.append((future, functools.partial(work, *args)))
         except BaseException:
-            _busy.end()
+            future.cancel()
             raise
-        future.add_done_callback(lambda _: _busy.end())
         return future
 
+    def _run(self) -> None:
+        with shorter_turns():
+            while self._next():
+                pass
 
-def _in_short_turns(work: Callable[..., None], *args: Any) -> None:
-    with shorter_turns():
-        work(*args)
+    def _next(self) -> bool:
+        """Do one piece of work; whether there was one."""
+        with self._lock:
+            if not self._waiting:
+                self._runs = False
+                return False
+            future, work = self._waiting.popleft()
+        if future.set_running_or_notify_cancel():
+            try:
+                work()
+            except BaseException as e:
+                future.set_exception(e)
+            else:
+                future.set_result(None)
+        return True
 
 
 class _Busy:

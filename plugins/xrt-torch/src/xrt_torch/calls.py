@@ -14,7 +14,7 @@ from xrt_torch.background import ending
 from xrt_torch.devices import CPU, in_order, moved
 from xrt_torch.partition import Stage
 
-_PLAIN: Final = frozenset(
+PLAIN: Final = frozenset(
     (
         torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
         torch.bool,
@@ -97,7 +97,7 @@ def _array(x: torch.Tensor) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or (value.dtype in _PLAIN and value.device.type == "cpu")
+    return not isinstance(value, torch.Tensor) or (value.dtype in PLAIN and value.device.type == "cpu")
 
 
 def _maker_of(value: Any, device: torch.device) -> Callable[[Any], Any]:

@@ -7,8 +7,9 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from xrt_core.options import AUTO, resolve
 from xrt_torch.background import compiler, ending, tuner
 from xrt_torch.calls import Ending, StageCall
 from xrt_torch.complex_numbers import has_complex, in_real_numbers
+from xrt_torch.constants import Constants, Own, are_few_bytes, own_tensors, worthwhile
 from xrt_torch.devices import CPU, RandomState, after_this_thread, finish, multiplies_in_tf32
 from xrt_torch.kept import KeptGraph, TranslationFile
 from xrt_torch.partition import VIEWS, Stage, copy_of, operators_of, reason_for_eager, stages_of
@@ -42,6 +44,7 @@ _PROVEN_SHAPES: Final = 2
 """How many shapes that a plan serves without having been made for them are compared with eager."""
 _MOST_SHAPES: Final = 4096
 """Shapes that are known to be served at a time."""
+_TURNS: Final = 5  # calls with and without constants
 _ATTEMPTS: Final = 32  # translations of one graph; each that fails moves a node to eager
 
 Signature = tuple[tuple[int, ...], ...]
@@ -50,22 +53,6 @@ Signature = tuple[tuple[int, ...], ...]
 def any_engine_will_do(options: Mapping[str, Any]) -> bool:
     """Whether nobody names an engine: neither these options, nor the configuration or the environment."""
     return resolve(options).engine in (None, (AUTO,))
-
-
-class _Frozen:
-    """A parameter as a constant. value: a tensor of its memory."""
-
-    __slots__ = ("_at", "_memory", "_parameter", "_version", "value")
-
-    def __init__(self, at: int, parameter: torch.nn.Parameter) -> None:
-        self._at, self._parameter = at, weakref.ref(parameter)
-        self._version, self._memory = parameter._version, parameter.data_ptr()
-        self.value = parameter.detach()
-
-    def holds(self, args: Sequence[Any]) -> bool:
-        """Whether the arguments have the parameter as it was."""
-        x: Any = args[self._at]
-        return bool(x is self._parameter() and x._version == self._version and x.data_ptr() == self._memory)
 
 
 class _Ran:
@@ -77,12 +64,31 @@ class _Ran:
         self.stage, self.call, self.graph, self.module = stage, call, graph, module
 
 
+class _Stages(list[_Ran]):
+    """The stages of a graph, in order. constants: what they take as constants."""
+
+    def __init__(self, ran: Iterable[_Ran], constants: Constants | None = None) -> None:
+        super().__init__(ran)
+        self.constants = constants
+
+    @property
+    def are_all_on_xrt(self) -> bool:
+        return all(r.module is not None for r in self)
+
+    def close(self) -> None:
+        """Let go what engines have compiled."""
+        for ran in self:
+            if ran.module is not None:
+                ran.module.close()
+
+
 class CompiledGraph:
     """A functional graph of ATen operators, called with its inputs and returning the list of its results.
 
     kind: "inference", "forward" or "backward". parameters: where those that it is called with have their memory, a set
     that forward and backward share. background: whether calls run eager while XRT compiles; otherwise the
-    first call waits. freeze: whether inference takes parameters as constants. file: where the translation is kept, if
+    first call waits. freeze: whether inference takes parameters and buffers as constants; None: once it is tuned, if to
+    look at them in each call takes little time. file: where the translation is kept, if
     XRT runs the graph as a whole. kept: what another process kept; the module is then TorchDynamo's own.
     device: that of its tensors; those on others are torch's.
 
@@ -99,7 +105,7 @@ class CompiledGraph:
         options: Mapping[str, Any],
         background: bool,
         parameters: set[int],
-        freeze: bool = False,
+        freeze: bool | None = None,
         file: TranslationFile | None = None,
         kept: KeptGraph | None = None,
         device: torch.device = CPU,
@@ -114,13 +120,14 @@ class CompiledGraph:
         self._file, self._kept, self._device = file, kept, device
         self._content: bytes | None = None  # the translation, until it is kept
         self._eager = _for_eager(module, module.graph) if kept is None else module
-        self._stages: list[_Ran] | None = None
+        self._stages: _Stages | None = None
+        self._without_constants: _Stages | None = None  # what `_stages` took the place of
         self._work: dict[Signature, Future[None]] = {}
         self._proven: set[Signature] = set()
         self._calls = 0
         self._served = 0  # signatures that plans of others served
-        self._freeze = freeze and kind == "inference"
-        self._frozen: dict[str, _Frozen] = {}
+        self._freeze = freeze if kind == "inference" and (freeze or device == CPU) else False
+        self._own: Own = {}
         # results are compared with eager's own numbers: the guard's reference would be slower
         named = [n for n in options if n == "guard" or n.startswith("guard_")]
         self._is_quick, self._any_engine = not named, any_engine_will_do(options)
@@ -136,12 +143,12 @@ class CompiledGraph:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
         self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
-        is_auto = self._is_quick and self._any_engine and resolve(options).auto
+        self._is_auto = is_auto = self._is_quick and self._any_engine and resolve(options).auto
         self._varying = [i for i, n in enumerate(_placeholders(module)) if _varies(n.meta.get("val"))]
-        self._tunes = is_auto and background and not self.is_dynamic
+        self._tunes = (is_auto or self._freeze is None) and background and not self.is_dynamic
         self._quick = _TUNED if is_auto and (kind == "inference" or self.is_dynamic) and not self._tunes else _FIRST
         self._tuning: Future[None] | None = None
-        self._tuned: list[_Ran] | None = None  # compared with eager in the next call
+        self._tuned: _Stages | None = None  # compared with eager in the next call
         self._when_tuned: Callable[[], None] | None = None
         self._is_released = False
         self._told: tuple[str, dict[str, Any]] | None = None  # what there was before it was let go
@@ -151,17 +158,18 @@ class CompiledGraph:
         """The results. Raises what torch eager raises for these arguments."""
         if self.reason is not None or self._is_released:
             return list(self._eager(*args))
-        if self._frozen and not all(f.holds(args) for f in self._frozen.values()):
-            self._thaw()
+        stages = self._stages
+        if stages is not None and stages.constants is not None and not stages.constants.hold(args):
+            stages = self._thaw(stages, args)
         signature = self._signature(args)
-        if signature in self._proven:
+        if stages is not None and signature in self._proven:
             self._calls += 1
             if self._tuned is not None:
                 return self._take_tuned(args)
             if self._calls in _AGAIN and self._is_quick:
                 return self._prove(signature, args)
             try:
-                return self._on_xrt(args)
+                return self._on_xrt(args, stages)
             except Exception as e:
                 self._fall_back("run", e)
                 return list(self._eager(*args))
@@ -208,10 +216,11 @@ class CompiledGraph:
         except Exception as e:  # an engine's, about what it compiled
             self._stages = None
             told = f"{self.explain()}\n  its stages are not told: {describe(e)}", self.to_json()
-        self._told, self._stages, self._tuned, self._frozen = told, None, None, {}
-        for ran in stages or ():
-            if ran.module is not None:
-                ran.module.close()
+        others, self._without_constants = self._without_constants, None
+        self._told, self._stages, self._tuned = told, None, None
+        for s in (stages, others):
+            if s is not None:
+                s.close()
 
     def _signature(self, args: Sequence[Any]) -> Signature:
         if not self.is_dynamic:
@@ -230,12 +239,8 @@ class CompiledGraph:
             is_new = work is None
             if work is None:
                 self.parameters.update(_address(a) for a in args if isinstance(a, torch.nn.Parameter))
-                if self._freeze and not self._work:
-                    self._frozen = {
-                        n: _Frozen(i, a)
-                        for i, (n, a) in enumerate(zip(self._inputs, args, strict=True))
-                        if isinstance(a, torch.nn.Parameter)
-                    }
+                if self._freeze is not False and not self._work:
+                    self._own = own_tensors(self._inputs, args)
                 work = self._work[signature] = Future()
         if is_new and self._background:
             results = list(self._eager(*args))  # before compilation takes its share of the processor
@@ -245,7 +250,7 @@ class CompiledGraph:
             self._begin(work, args)
         if not self._background:
             work.result()
-        if not work.done() or self.reason is not None:
+        if not work.done() or self.reason is not None or self._is_released:
             return list(self._eager(*args))
         return self._prove(signature, args)
 
@@ -302,9 +307,9 @@ class CompiledGraph:
         except BaseException as e:
             self._fall_back("compile", e)
 
-    def _build(self) -> list[_Ran]:
+    def _build(self) -> _Stages:
         if self._kept is not None:
-            return [self._of_kept(self._kept)]
+            return _Stages([self._of_kept(self._kept)])
         with collector_paused():  # for what it parses: see `registry`
             from xrt_torch.translation import UntranslatableError, mistrust, translatable  # imports torch's exporter
 
@@ -321,16 +326,17 @@ class CompiledGraph:
         for _ in range(_ATTEMPTS):
             try:
                 stages = stages_of(graph, self.eager_nodes)
-                return [self._ran(s, f"{self.name}_{i}", len(stages) == 1) for i, s in enumerate(stages)]
+                constants = Constants(self._own, self._own, looks=False) if self._freeze else None
+                names = [f"{self.name}_{i}" for i in range(len(stages))]
+                made = [self._ran(s, n, len(stages) == 1, constants) for s, n in zip(stages, names, strict=True)]
+                return _Stages(made, constants)
             except UntranslatableError as e:
                 self.eager_nodes[e.node] = str(e)
         raise xrt.UnsupportedError(
             f"more than {_ATTEMPTS} operators are refused by torchlib, the last: {[*self.eager_nodes.values()][-1]}"
         )
 
-    def _ran(self, stage: Stage, name: str, is_whole: bool) -> _Ran:
-        if stage.on_xrt and self._frozen:
-            stage = stage.with_constants({n: f.value for n, f in self._frozen.items()})
+    def _ran(self, stage: Stage, name: str, is_whole: bool, constants: Constants | None) -> _Ran:
         if not stage.on_xrt:
             return _Ran(stage, _for_eager(self.module, stage.graph))
         from xrt_torch.translation import in_bytes, translate
@@ -338,7 +344,10 @@ class CompiledGraph:
         model: Any = translate(stage.graph, name)
         if is_whole and self._file is not None:
             model = self._content = in_bytes(model)
-        return self._ran_by(stage, xrt.import_model(model), self._first_options)
+        graph = xrt.import_model(model)
+        if constants is not None:
+            stage, graph = constants.bound(stage, graph)
+        return self._ran_by(stage, graph, self._first_options)
 
     def _of_kept(self, kept: KeptGraph) -> _Ran:
         graph, options = xrt.import_model(kept.model), self._first_options
@@ -367,7 +376,7 @@ class CompiledGraph:
         return _Ran(stage, StageCall(module, stage, self._device), graph, module)
 
     def _on_xrt(
-        self, args: Sequence[Any], stages: Sequence[_Ran] | None = None, only_prepared: bool = False
+        self, args: Sequence[Any], stages: _Stages | None = None, only_prepared: bool = False
     ) -> list[Any] | None:
         """The results. only_prepared: None in their place where XRT would have to compile for these shapes."""
         stages = self._stages if stages is None else stages
@@ -419,7 +428,7 @@ class CompiledGraph:
         return expected
 
     def _both(
-        self, args: Sequence[Any], stages: Sequence[_Ran] | None = None
+        self, args: Sequence[Any], stages: _Stages | None = None
     ) -> tuple[list[Any] | Exception, list[Any]]:
         """The results of XRT, or the error in their place, and those of eager."""
         state = RandomState(self._device)
@@ -453,22 +462,73 @@ class CompiledGraph:
             except RuntimeError:  # the interpreter is ending
                 self._tunes = False
 
-    def tune(self, stages: list[_Ran], args: Sequence[Any]) -> None:
-        """Make the stages that take the place of these. Never raises."""
-        try:
-            options = {**self._options, **_TUNED}
-            with torch.no_grad():
-                made = [r if r.module is None else self._ran_by(r.stage, r.graph, options) for r in stages]
-                self._compile(made, args)
-        except Ending:
-            return
-        except BaseException as e:
-            process_events.emit("torch.untuned", graph=self.name, reason=f"{type(e).__name__}: {e}"[:600])
-            return
-        if self._stages is stages:
+    def tune(self, stages: _Stages, args: Sequence[Any]) -> None:
+        """Make the stages that take the place of these: with constants, if that is quicker, or on the quickest engine.
+        Never raises."""
+        made = None
+        for make in (self._with_constants, self._compiled_again):
+            try:
+                with torch.no_grad():
+                    made = make(stages, args)
+            except Ending:
+                return
+            except BaseException as e:
+                process_events.emit("torch.untuned", graph=self.name, reason=f"{type(e).__name__}: {e}"[:600])
+            if made is not None or not self._is_auto:
+                break
+        if made is not None and self._stages is stages:
             self._tuned, self._seconds = made, None
             if self._when_tuned is not None:
                 self._when_tuned()
+
+    def _compiled_again(self, stages: _Stages, args: Sequence[Any], constants: Constants | None = None) -> _Stages:
+        """The stages, on all engines if none is named, with these constants."""
+        options = {**self._options, **_TUNED} if self._is_auto else self._first_options
+
+        def again(r: _Ran) -> _Ran:
+            if r.module is None:
+                return r
+            stage, graph = (r.stage, r.graph) if constants is None else constants.bound(r.stage, r.graph)
+            return self._ran_by(stage, graph, options)
+
+        made = _Stages(map(again, stages), constants)
+        self._compile(made, args)
+        return made
+
+    def _with_constants(self, stages: _Stages, args: Sequence[Any]) -> _Stages | None:
+        """The stages with constants that are looked at in each call; None where that is not quicker, or not asked
+        for."""
+        if self._freeze is not None or not stages.are_all_on_xrt:
+            return None
+        wanted = sorted({n for r in stages for n in worthwhile(r.stage, r.graph) if n in self._own})
+        if not are_few_bytes(self._own, wanted):
+            return None
+        constants = Constants(self._own, wanted, looks=True)
+        args = self._with_own(args)
+        if not constants.pay(min(self._timed(stages, args) for _ in range(3))):
+            return None
+        made = self._compiled_again(stages, args, constants)
+        # in turns, as others use the processor
+        pairs = [(self._timed(stages, args), self._timed(made, args)) for _ in range(_TURNS)]
+        before, after = (min(p[i] for p in pairs) for i in (0, 1))
+        if after + constants.seconds() < before:
+            return made
+        made.close()
+        return None
+
+    def _with_own(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments like these, each in memory of its own, with the parameters and buffers themselves."""
+        made = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in args]
+        for at, known in self._own.values():
+            if (x := known()) is not None:
+                made[at] = x
+        return made
+
+    def _timed(self, stages: _Stages, args: Sequence[Any]) -> float:
+        """The seconds of a call by XRT alone."""
+        start = time.perf_counter()
+        self._on_xrt(args, stages)
+        return time.perf_counter() - start
 
     def _take_tuned(self, args: Sequence[Any]) -> list[Any]:
         """A call by what is about to answer, compared with eager."""
@@ -476,35 +536,50 @@ class CompiledGraph:
             tuned, self._tuned = self._tuned, None
         if tuned is None:  # another thread was first
             return self(*args)
+        if tuned.constants is not None and not tuned.constants.hold(args):  # written since
+            self._thaw(tuned, args)
+            return self(*args)
         found, expected = self._both(args, tuned)
         wrong = f"{type(found).__name__}: {found}" if isinstance(found, Exception) else self._wrong(found, expected)
         if wrong:
             process_events.emit("torch.untuned", level=logging.WARNING, graph=self.name, reason=wrong)
         else:
+            if tuned.constants is not None:
+                self._without_constants = self._stages
             self._stages = tuned
         return expected
 
-    def _thaw(self) -> None:
-        """A parameter was written or replaced: from now on they are inputs."""
+    def _thaw(self, stages: _Stages, args: Sequence[Any]) -> _Stages | None:
+        """A parameter was written or replaced: from now on they are inputs. Returns the stages that answer."""
         with self._lock:
-            self._freeze, self._frozen = False, {}
-            self._stages = self._tuned = None
-            self._proven.clear()
-            self._work.clear()
+            if self._freeze is False:  # another thread saw it first
+                return self._stages
+            is_new, self._freeze, self._tunes = self._freeze is None, False, self._is_auto and self._tunes
+            self._tuned = None
+            if is_new:
+                self._stages = self._without_constants or self._stages
+                self._without_constants = self._tuning = None
+            else:
+                self._stages = None
+                self._proven.clear()
+                self._work.clear()
         process_events.emit("torch.thawed", graph=self.name)
+        if is_new:
+            self._tune_later(args)
+        return self._stages
 
     def _begin_again(self, why: str) -> None:
         """Let the next call compile with the guard's verification, which finds the engine that is at fault."""
         with self._lock:
             self._is_quick = False
-            self._stages = self._tuned = None
+            self._stages = self._tuned = self._without_constants = None
             self._proven.clear()
             self._work.clear()
         process_events.emit("torch.verified", level=logging.WARNING, graph=self.name, reason=why)
 
     def _fall_back(self, stage: str, error: BaseException) -> None:
         self.reason = f"{stage}: {type(error).__name__}: {str(error).strip()[:600]}"
-        self._stages = self._file = self._content = None
+        self._stages = self._without_constants = self._file = self._content = None
         kind: Kind = "wrong numbers" if stage == "examine" else "memory" if isinstance(error, MemoryError) else "raised"
         process_events.fallback(
             cluster=self.name, engine="xrt", stage=stage, kind=kind, error=self.reason, level=logging.WARNING
@@ -528,11 +603,16 @@ class CompiledGraph:
         work = [*self._work.values(), *([] if self._tuning is None else [self._tuning])]
         return not wait_for(work, timeout).not_done
 
+    @property
+    def _taken(self) -> Constants | None:
+        return None if self._stages is None else self._stages.constants
+
     def to_json(self) -> dict[str, Any]:
         """What runs where, and why, as plain data.
 
         name; operators: how many of torch it has; eager_reason: why all of it runs in torch eager, None otherwise;
-        compiled: whether XRT is done; eager_operators: name -> why it runs in eager; stages: of those on XRT, as
+        compiled: whether XRT is done; eager_operators: name -> why it runs in eager; constants: how many parameters and
+        buffers are constants; stages: of those on XRT, as
         `Explanation.to_json` gives them; seconds_xrt, seconds_eager: of a call, None where they were not timed.
         """
         if self._told is not None:
@@ -545,6 +625,7 @@ class CompiledGraph:
             "eager_reason": self.reason,
             "compiled": self.reason is None and self._stages is not None,
             "eager_operators": dict(self.eager_nodes),
+            "constants": 0 if self._taken is None else len(self._taken.values),
             "stages": [r.module.explain().to_json() for r in stages if r.module is not None],
             "seconds_xrt": seconds[0],
             "seconds_eager": seconds[1],
@@ -568,6 +649,9 @@ class CompiledGraph:
             a, b = self._seconds
             which = "XRT" if a <= b else "torch eager, which is quicker"
             lines[0] += f"; a call takes {a * 1e6:.0f} us on XRT, {b * 1e6:.0f} us in eager: {which} answers"
+        if (taken := self._taken) is not None and taken.values:
+            how = ", looked at in each call" if taken.looks else ""
+            lines.append(f"  {len(taken.values)} parameters and buffers are constants{how}")
         lines += [f"  in torch eager: {name}: {why}" for name, why in self.eager_nodes.items()]
         for ran in stages or ():
             if ran.module is not None:
@@ -576,7 +660,7 @@ class CompiledGraph:
 
 
 def _tune(
-    graph: weakref.ref[CompiledGraph], stages: list[_Ran], args: Sequence[Any], come_after: Callable[[], None]
+    graph: weakref.ref[CompiledGraph], stages: _Stages, args: Sequence[Any], come_after: Callable[[], None]
 ) -> None:
     """After what calls wait for. A graph that is gone is not tuned."""
     while any(g.is_compiling for g in tuple(known)):

@@ -128,7 +128,7 @@ class TranslationFile:
         from torch._guards import TracingContext
 
         known = getattr(TracingContext.try_get(), "fw_metadata", None)
-        if known is None or any(i.mutates_data or i.mutates_metadata for i in known.input_info):
+        if known is None or writes_inputs():
             return False
         if not all(o.output_type is OutputType.non_alias for o in known.output_info):
             return False
@@ -159,6 +159,14 @@ class TranslationFile:
         )
         info = {"cluster": "a translation of torch", "nodes": stage.size, "compile_seconds": 0.0}
         self._disk.write(self._key, {**info, "created": round(time.time(), 3)}, self._text, encode(to_builtins(made)))
+
+
+def writes_inputs() -> bool:
+    """Whether the graph that AOTAutograd compiles just now changes its inputs, as far as it says."""
+    from torch._guards import TracingContext
+
+    known = getattr(TracingContext.try_get(), "fw_metadata", None)
+    return known is not None and any(i.mutates_data or i.mutates_metadata for i in known.input_info)
 
 
 def _ends(graph: Graph) -> tuple[list[str], list[str]]:

@@ -50,20 +50,6 @@ class Stage:
         takes = tuple(n.meta.get("val") for n in graph.nodes if n.op == "placeholder")
         return cls(graph, inputs, outputs, on_xrt, takes, tuple(r.meta.get("val") for r in results))
 
-    def with_constants(self, values: Mapping[str, torch.Tensor]) -> Stage:
-        """The stage whose inputs of these names are constants."""
-        made, env = Graph(), dict[Node, Node]()
-        for n in self.graph.nodes:
-            if n.op == "placeholder" and n.name in values:
-                env[n] = made.get_attr(f"frozen_{n.name}")
-                env[n].meta = {"val": values[n.name]}
-            elif n.op != "output":
-                env[n] = made.node_copy(n, lambda a: env[a])
-                env[n].meta = dict(n.meta)
-        results: Any = self.graph.output_node().args[0]
-        made.output(tuple(env[r] for r in results))
-        return Stage.of(made, tuple(i for i in self.inputs if i not in values), self.outputs, self.on_xrt)
-
     @property
     def size(self) -> int:
         """Number of operators."""

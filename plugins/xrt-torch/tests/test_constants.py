@@ -1,0 +1,209 @@
+"""Parameters and buffers that inference takes as constants by default, and every way in which they may change."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+import xrt_torch  # noqa: E402
+from xrt_torch import constants  # noqa: E402
+from xrt_torch.backend import xrt as backend  # noqa: E402
+from xrt_torch.compiled import CompiledGraph  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_graphs")]
+nn = torch.nn
+
+
+@pytest.fixture
+def quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With constants a call takes no time, without them a second."""
+    monkeypatch.setattr(CompiledGraph, "_timed", lambda self, stages, args: 1.0 if stages.constants is None else 0.0)
+
+
+def convolutions() -> Any:
+    """Four parameters of two layers, and three buffers."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+
+
+def settled(model: Any, x: Any, **options: Any) -> Any:
+    """The compiled model, after the calls that it takes to be tuned."""
+    call = torch.compile(model, backend=backend, options={"engine": "host", "background": True, **options})
+    with torch.no_grad():
+        for _ in range(5):
+            torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5)
+            assert xrt_torch.wait(60)
+    return call
+
+
+def inputs_of_stages() -> list[int]:
+    return [len(r.stage.inputs) for g in xrt_torch.graphs() for r in g._stages or ()]
+
+
+@pytest.mark.usefixtures("quicker")
+def test_parameters_and_buffers_become_constants() -> None:
+    """By default, in the background; `explain` and `to_json` tell how many."""
+    settled(convolutions(), torch.randn(2, 3, 8, 8))
+    assert inputs_of_stages() == [1]
+    (graph,) = xrt_torch.graphs()
+    assert graph.to_json()["constants"] == 6
+    assert "6 parameters and buffers are constants, looked at in each call" in graph.explain()
+
+
+def _data(model: Any) -> None:
+    model[0].weight.data.mul_(2)
+
+
+def _in_place(model: Any) -> None:
+    with torch.no_grad():
+        model[0].bias.add_(1)
+
+
+def _buffer(model: Any) -> None:
+    model[1].running_mean.add_(1)
+
+
+def _numpy(model: Any) -> None:
+    model[1].weight.detach().numpy()[2] = 7
+
+
+def _one_bit(model: Any) -> None:
+    model[0].weight.data.view(torch.int32)[0, 0, 0, 0] ^= 1 << 23
+
+
+def _swapped(model: Any) -> None:
+    """The same numbers in another order."""
+    model[0].weight.data = model[0].weight.data.flip(0)
+
+
+def _loaded(model: Any) -> None:
+    model.load_state_dict(convolutions().state_dict())
+
+
+def _assigned(model: Any) -> None:
+    model.load_state_dict(convolutions().state_dict(), assign=True)
+
+
+def _not_a_number(model: Any) -> None:
+    model[0].bias.data[1] = torch.nan
+
+
+@pytest.mark.usefixtures("quicker")
+@pytest.mark.parametrize(
+    "change", [_data, _in_place, _buffer, _numpy, _one_bit, _swapped, _loaded, _assigned, _not_a_number]
+)
+def test_every_change_is_seen_by_the_next_call(change: Callable[[Any], None]) -> None:
+    """Then they are inputs, for good, without a compilation: what there was before answers again."""
+    model, x = convolutions(), torch.randn(2, 3, 8, 8)
+    call = settled(model, x)
+    assert inputs_of_stages() == [1]
+    change(model)
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+            assert xrt_torch.wait(60)
+    if change is not _assigned:  # for which TorchDynamo captures the model again
+        assert inputs_of_stages() == [7]
+    assert all(g.reason is None for g in xrt_torch.graphs())
+
+
+@pytest.mark.usefixtures("quicker")
+def test_a_change_before_constants_answer() -> None:
+    """Between compilation and the first call of what has been compiled."""
+    model, x = convolutions(), torch.randn(2, 3, 8, 8)
+    call = torch.compile(model, backend=backend, options={"engine": "host", "background": True})
+    with torch.no_grad():
+        while not any(g._tuned for g in xrt_torch.graphs()):
+            torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5)
+            assert xrt_torch.wait(60)
+        model[0].weight.data.mul_(2)
+        for _ in range(3):
+            torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5)
+    assert inputs_of_stages() == [7]
+
+
+@pytest.mark.usefixtures("quicker")
+@pytest.mark.parametrize("why", ["asked", "too large", "trains", "looking takes too long"])
+def test_what_stays_an_input(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user says so, where looking at them would take long, and where calls write them."""
+    model = convolutions()
+    if why == "trains":
+        model.train()
+    elif why == "too large":
+        monkeypatch.setattr(constants, "MOST_BYTES", 100)
+    elif why == "looking takes too long":
+        monkeypatch.setattr(constants.Constants, "seconds", lambda self: 0.2)
+    settled(model, torch.randn(2, 3, 8, 8), **({"freeze": False} if why == "asked" else {}))
+    assert inputs_of_stages()[0] >= 5
+
+
+def test_constants_that_are_not_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compiled, timed in turns with what answers, and let go."""
+    timed: list[bool] = []
+    monkeypatch.setattr(CompiledGraph, "_timed", lambda self, s, args: timed.append(s.constants is None) or 1.0)
+    settled(convolutions(), torch.randn(2, 3, 8, 8))
+    assert timed == [True] * 3 + [True, False] * 5
+    assert inputs_of_stages() == [7]
+
+
+def test_constants_that_do_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller notices nothing, and all engines are tried without."""
+
+    def fails(*_: Any) -> Any:
+        raise MemoryError("of a test")
+
+    monkeypatch.setattr(CompiledGraph, "_with_constants", fails)
+    compiled_again = CompiledGraph._compiled_again
+    tried: list[int] = []
+    monkeypatch.setattr(CompiledGraph, "_compiled_again", lambda *a: tried.append(1) or compiled_again(*a))
+    settled(convolutions(), torch.randn(2, 3, 8, 8), engine="auto")
+    assert tried == [1]
+    assert all(g.reason is None for g in xrt_torch.graphs())
+
+
+@pytest.mark.usefixtures("quicker")
+def test_tables_that_are_looked_up_stay_inputs() -> None:
+    """Of an embedding a call reads a few rows, and all of it would be looked at."""
+    model = nn.Sequential(nn.Embedding(50, 4), nn.Linear(4, 2))
+    settled(model, torch.arange(6))
+    assert inputs_of_stages() == [2]
+
+
+@pytest.mark.usefixtures("quicker")
+def test_parameters_of_every_layout() -> None:
+    """Channels last, narrow floats, and one that is not dense in memory, which stays an input."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+            self.narrow = nn.Parameter(torch.randn(4, 1, 1, dtype=torch.bfloat16))
+            self.part = nn.Parameter(torch.randn(4, 2)[:, 0])
+
+        def forward(self, x: Any) -> Any:
+            return self.conv(x) * self.narrow.float() + self.part.view(4, 1, 1)
+
+    model, x = Model().eval(), torch.randn(2, 3, 8, 8)
+    call = settled(model, x)
+    assert inputs_of_stages() == [2]
+    for changed in (model.conv.weight, model.narrow, model.part):
+        changed.data.add_(1)
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("quicker")
+def test_a_translation_of_another_process_takes_them_too(tmp_path: pathlib.Path) -> None:
+    """What is kept on disk has parameters as inputs, so that it is another model's as well."""
+    model, x = convolutions(), torch.randn(2, 3, 8, 8)
+    for is_kept in (False, True):
+        torch._dynamo.reset()
+        settled(model, x, cache_dir=str(tmp_path))
+        (graph,) = [g for g in xrt_torch.graphs() if not g._is_released][-1:]
+        assert (graph._kept is not None) is is_kept
+        assert [len(r.stage.inputs) for r in graph._stages or ()] == [1]
