@@ -16,6 +16,8 @@ from xrt_torch import constants  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.compiled import CompiledGraph  # noqa: E402
 
+from xrt_core.module import XRTModule  # noqa: E402
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_graphs")]
 nn = torch.nn
 
@@ -149,6 +151,31 @@ def test_constants_that_are_not_quicker(monkeypatch: pytest.MonkeyPatch) -> None
     settled(convolutions(), torch.randn(2, 3, 8, 8))
     assert timed == [True] * 3 + [True, False] * 5
     assert inputs_of_stages() == [7]
+
+
+@pytest.mark.parametrize("tunes", [False, True])
+def test_constants_from_the_first_compilation_on(monkeypatch: pytest.MonkeyPatch, tunes: bool) -> None:
+    """With freeze=True; a write is seen also when the fastest engine has taken the first one's place."""
+    init = XRTModule.__init__
+    if tunes:
+        monkeypatch.setenv("XRT_GUARD", "1")
+        on_host = {"guard": False, "engine": "host"}
+        monkeypatch.setattr(XRTModule, "__init__", lambda self, model, **o: init(self, model, **{**o, **on_host}))
+        monkeypatch.setattr(CompiledGraph, "release", lambda self: None)  # where eager is the quicker side
+    model, x = convolutions(), torch.randn(2, 3, 8, 8)
+    call = settled(model, x, engine="auto" if tunes else "host", freeze=True)
+    (graph,) = xrt_torch.graphs()
+    assert (graph._tuning is not None) is tunes
+    stages = graph._tuned or graph._stages
+    assert inputs_of_stages() == [1]
+    assert stages is not None
+    assert stages.constants is not None
+    model.load_state_dict(convolutions().state_dict())
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5)
+            assert xrt_torch.wait(60)
+    assert graph.reason is None
 
 
 def test_constants_that_do_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:

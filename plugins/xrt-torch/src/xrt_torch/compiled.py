@@ -482,7 +482,7 @@ class CompiledGraph:
                 self._when_tuned()
 
     def _compiled_again(self, stages: _Stages, args: Sequence[Any], constants: Constants | None = None) -> _Stages:
-        """The stages, on all engines if none is named, with these constants."""
+        """The stages, on all engines if none is named, with these constants besides those that they have."""
         options = {**self._options, **_TUNED} if self._is_auto else self._first_options
 
         def again(r: _Ran) -> _Ran:
@@ -491,7 +491,7 @@ class CompiledGraph:
             stage, graph = (r.stage, r.graph) if constants is None else constants.bound(r.stage, r.graph)
             return self._ran_by(stage, graph, options)
 
-        made = _Stages(map(again, stages), constants)
+        made = _Stages(map(again, stages), constants or stages.constants)
         self._compile(made, args)
         return made
 
