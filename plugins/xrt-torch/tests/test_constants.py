@@ -144,6 +144,25 @@ def test_what_stays_an_input(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inputs_of_stages()[0] >= 5
 
 
+@pytest.mark.usefixtures("quicker")
+@pytest.mark.parametrize("is_early", [True, False])
+def test_modules_that_share_a_graph(is_early: bool) -> None:
+    """TorchDynamo has one for all modules of a class. is_early: whether they take turns from the first call on, and
+    nothing is compiled again; otherwise the second one comes when the first one's parameters are constants."""
+    models, x = [convolutions(), convolutions()], torch.randn(2, 3, 8, 8)
+    calls = [torch.compile(m, backend=backend, options={"engine": "host", "background": True}) for m in models]
+    with torch.no_grad():
+        for k in range(8):
+            i = k % 2 if is_early else k // 5
+            torch.testing.assert_close(calls[i](x), models[i](x), rtol=1e-4, atol=1e-5)
+            assert xrt_torch.wait(60)
+            if k == 4:
+                assert inputs_of_stages() == [7 if is_early else 1]
+    (graph,) = xrt_torch.graphs()
+    assert graph._tuning is None
+    assert inputs_of_stages() == [7]
+
+
 def test_constants_that_are_not_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compiled, timed in turns with what answers, and let go."""
     timed: list[bool] = []

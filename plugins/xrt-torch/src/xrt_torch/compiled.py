@@ -455,6 +455,10 @@ class CompiledGraph:
         with self._lock:
             if not self._tunes or self._tuning is not None or self._stages is None:
                 return
+            if self._freeze is None and any(args[i] is not known() for i, known in self._own.values()):
+                self._freeze = False  # modules of one class share the graph
+                if not self._is_auto:
+                    return
             like = [_zeros_like(a) if isinstance(a, torch.Tensor) else a for a in args]
             try:
                 come_after = after_this_thread(self._device)
