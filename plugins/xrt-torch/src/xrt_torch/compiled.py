@@ -24,17 +24,16 @@ from xrt_core.ir.garbage_collection import collector_paused
 from xrt_core.options import AUTO, resolve
 from xrt_torch.background import compiler, ending, tuner
 from xrt_torch.calls import Ending, StageCall
+from xrt_torch.comparison import Comparison
 from xrt_torch.complex_numbers import has_complex, in_real_numbers
 from xrt_torch.constants import Constants, Own, are_few_bytes, own_tensors, worthwhile
-from xrt_torch.devices import CPU, RandomState, after_this_thread, finish, multiplies_in_tf32
+from xrt_torch.devices import CPU, RandomState, after_this_thread, finish
 from xrt_torch.kept import KeptGraph, TranslationFile
-from xrt_torch.partition import VIEWS, Stage, copy_of, operators_of, reason_for_eager, stages_of
+from xrt_torch.partition import Stage, copy_of, operators_of, reason_for_eager, stages_of
 
 known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """The graphs that exist."""
 _numbers = itertools.count()
-_TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
-_TOLERANCE_OF_TF32: Final = {**_TOLERANCE, torch.float32: 5e-3}
 _FIRST: Final = {"guard_verify": False, "guard_tune": False}
 """Options of what is compared with eager in place of the guard's reference: the first engine that takes the graph."""
 _TUNED: Final = {"engine": AUTO, "guard_verify": False}
@@ -137,8 +136,7 @@ class CompiledGraph:
         results: Any = module.graph.output_node().args[0]
         self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
         self._constants = [None if isinstance(r, torch.fx.Node) else r for r in results]
-        self._unset = {i for i, r in enumerate(results) if _is_unset(r)}
-        self._coarse = _of_coarser_types(module.graph)
+        self._comparison = Comparison(module.graph)
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
@@ -360,7 +358,7 @@ class CompiledGraph:
         """Write the translation for other processes, once it is compiled, where it is all of the graph."""
         file, self._file = self._file, None
         content, self._content = self._content, None
-        if file is None or content is None or self._unset:
+        if file is None or content is None or self._comparison.unset:
             return
         chosen = self._is_quick and self._any_engine
         engines = {c.engine for c in stages[0].module.explain().report.clusters} if chosen else set()
@@ -418,7 +416,7 @@ class CompiledGraph:
     ) -> list[Any]:
         if isinstance(found, Exception):
             self._fall_back("run", found)
-        elif not (wrong := self._wrong(found, expected)):
+        elif not (wrong := self._comparison.wrong(found, expected)):
             self._proven.add(signature)
             self._tune_later(args)
         elif self._is_quick:
@@ -441,14 +439,6 @@ class CompiledGraph:
         state.restore()
         assert found is not None
         return found, list(self._eager(*args))
-
-    def _wrong(self, found: Sequence[Any], expected: Sequence[Any]) -> str:
-        """What is wrong with XRT's results; "" for nothing."""
-        least = max(map(_scale, expected), default=0.0) / 100  # below is the rounding error of what cancels out
-        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-            if i not in self._unset and (wrong := _difference(a, b, least, i in self._coarse)):
-                return f"result {i} ({self._results[i]}): {wrong}"
-        return ""
 
     def _tune_later(self, args: Sequence[Any]) -> None:
         """Have all engines compiled and timed in the background, for arguments like these."""
@@ -544,11 +534,12 @@ class CompiledGraph:
             self._thaw(tuned, args)
             return self(*args)
         found, expected = self._both(args, tuned)
-        wrong = f"{type(found).__name__}: {found}" if isinstance(found, Exception) else self._wrong(found, expected)
+        is_error = isinstance(found, Exception)
+        wrong = f"{type(found).__name__}: {found}" if is_error else self._comparison.wrong(found, expected)
         if wrong:
             process_events.emit("torch.untuned", level=logging.WARNING, graph=self.name, reason=wrong)
         else:
-            if tuned.constants is not None:
+            if self._freeze is None and tuned.constants is not None:
                 self._without_constants = self._stages
             self._stages = tuned
         return expected
@@ -715,73 +706,8 @@ class _WithoutChance(torch.fx.Interpreter):
         return tree_map_only(torch.Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype, device=t.device), made)
 
 
-def _is_unset(result: Any) -> bool:
-    """Whether a result holds whatever the memory did."""
-    while isinstance(result, torch.fx.Node):
-        packet = getattr(result.target, "overloadpacket", None)
-        if packet in _EMPTY:
-            return True
-        if packet not in VIEWS:
-            return False
-        result = result.args[0]
-    return False
-
-
-_EMPTY: Final = tuple(
-    getattr(torch.ops.aten, n) for n in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-)
-
-
 def _address(x: torch.Tensor) -> int:
     return x.untyped_storage().data_ptr()
-
-
-def _as_real(x: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(x.detach().resolve_conj())
-
-
-def _scale(x: Any) -> float:
-    """The largest finite magnitude in a tensor of floats; 0 for others."""
-    if isinstance(x, torch.Tensor) and x.dtype.is_complex:
-        x = _as_real(x)
-    if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point or not x.numel():
-        return 0.0
-    return float(x.detach().abs().nan_to_num(posinf=0, neginf=0).amax())
-
-
-def _of_coarser_types(graph: torch.fx.Graph) -> set[int]:
-    """The results that come of floats with fewer digits than float64 has, whatever type they are."""
-    is_coarse: dict[torch.fx.Node, bool] = {}
-    for n in graph.nodes:
-        value = n.meta.get("val", n.meta.get("example_value"))
-        values = value if isinstance(value, tuple | list) else [value]
-        dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
-        computes = n.op not in ("placeholder", "get_attr") and any(d.is_floating_point or d.is_complex for d in dtypes)
-        is_fine = dtypes <= {torch.float64, torch.complex128}
-        is_coarse[n] = (computes and not is_fine) or any(is_coarse[a] for a in n.all_input_nodes)
-    results: Any = graph.output_node().args[0]
-    return {i for i, r in enumerate(results) if isinstance(r, torch.fx.Node) and is_coarse[r]}
-
-
-def _difference(found: Any, expected: Any, least: float, coarse: bool) -> str | None:
-    """How far a result is from eager's, as text; None where it is close enough, or equal if it is not a float.
-    least: the magnitude that the error is taken relative to, at least; coarse: whether float64 comes of coarser types,
-    and has no more digits than they."""
-    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
-        return None if found == expected or found is expected else f"{found!r} instead of {expected!r}"
-    if found.dtype != expected.dtype or found.shape != expected.shape:
-        return f"{found.dtype}{list(found.shape)} instead of {expected.dtype}{list(expected.shape)}"
-    if expected.dtype.is_complex:
-        return _difference(_as_real(found), _as_real(expected), least, coarse)
-    if not expected.dtype.is_floating_point:
-        wrong = int((found != expected).sum())
-        return f"{wrong} of {expected.numel()} elements differ" if wrong else None
-    known = _TOLERANCE_OF_TF32 if expected.device != CPU and multiplies_in_tf32() else _TOLERANCE
-    limit = known.get(torch.float32 if coarse and expected.dtype is torch.float64 else expected.dtype, 1e-3)
-    scale = _scale(expected)
-    if torch.allclose(found, expected, rtol=limit, atol=limit * max(scale, least), equal_nan=True):
-        return None
-    return f"differs by up to {(found - expected).abs().max().item():.3g}, where the largest is {scale:.3g}"
 
 
 def graphs(model: torch.nn.Module | None = None) -> list[CompiledGraph]:
