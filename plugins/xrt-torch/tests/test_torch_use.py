@@ -753,6 +753,25 @@ def test_a_first_call_that_is_eagers() -> None:
         assert (len(xrt_torch.graphs()) > before) == (k > 0)
 
 
+@pytest.mark.parametrize("options", [{}, {"guard_verify": False}])
+def test_equal_elements_in_the_order_that_torch_chooses(options: dict[str, Any]) -> None:
+    """Where results differ for it, torch runs the operators that choose, and XRT all others."""
+
+    def largest(x: Any) -> Any:
+        values, places = (x - 1).relu().topk(6)
+        return values * 2, places + 1
+
+    call = on_xrt(largest, **options)
+    for _ in range(6):
+        x = torch.rand(3, 40) + 0.05
+        for a, b in zip(call(x), largest(x), strict=True):
+            torch.testing.assert_close(a, b)
+    (graph,) = xrt_torch.graphs()
+    assert graph.reason is None
+    assert graph.is_proven
+    assert list(graph.eager_nodes.values()) == ["aten.topk.default: torch chooses the order of equal elements"]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_wrong_engine_is_looked_for(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
     """Graphs are compiled without the guard's reference; if they differ from eager, with it."""

@@ -29,6 +29,7 @@ from xrt_torch.complex_numbers import has_complex, in_real_numbers
 from xrt_torch.constants import Constants, Own, are_few_bytes, own_tensors, worthwhile
 from xrt_torch.devices import CPU, RandomState, after_this_thread, finish
 from xrt_torch.kept import KeptGraph, TranslationFile
+from xrt_torch.ordering import OF_ANY_ORDER, chooses_order
 from xrt_torch.partition import Stage, copy_of, operators_of, reason_for_eager, stages_of
 
 known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
@@ -118,6 +119,7 @@ class CompiledGraph:
         self.module, self._options, self._background = module, dict(options), background
         self._file, self._kept, self._device = file, kept, device
         self._content: bytes | None = None  # the translation, until it is kept
+        self._is_ordered = False  # equal elements have torch's order
         self._eager = _for_eager(module, module.graph) if kept is None else module
         self._stages: _Stages | None = None
         self._without_constants: _Stages | None = None  # what `_stages` took the place of
@@ -319,6 +321,8 @@ class CompiledGraph:
         for node in graph.nodes:
             if node.op in ("call_function", "get_attr", "call_module"):
                 reason = reason_for_eager(node, translatable, mistrust, self._device)
+                if reason is None and self._is_ordered and node.target in OF_ANY_ORDER:
+                    reason = "torch chooses the order of equal elements"
                 if reason is not None:
                     self.eager_nodes[node.name] = f"{node.target}: {reason}"
         for _ in range(_ATTEMPTS):
@@ -419,7 +423,7 @@ class CompiledGraph:
         elif not (wrong := self._comparison.wrong(found, expected)):
             self._proven.add(signature)
             self._tune_later(args)
-        elif self._is_quick:
+        elif self._is_quick or self._may_be_ordered:
             self._begin_again(wrong)
         else:
             self._fall_back("examine", xrt.ExecutionError(wrong))
@@ -563,14 +567,24 @@ class CompiledGraph:
             self._tune_later(args)
         return self._stages
 
+    @property
+    def _may_be_ordered(self) -> bool:
+        """Whether results may differ for the order of equal elements, which torch may choose."""
+        return not self._is_ordered and self._kept is None and chooses_order(self.module.graph)
+
     def _begin_again(self, why: str) -> None:
-        """Let the next call compile with the guard's verification, which finds the engine that is at fault."""
+        """Let the next call compile with torch's order of equal elements, or with the guard's verification, which finds
+        the engine that is at fault."""
         with self._lock:
-            self._is_quick = False
+            if self._may_be_ordered:
+                self._is_ordered = True
+            else:
+                self._is_quick = False
             self._stages = self._tuned = self._without_constants = None
             self._proven.clear()
             self._work.clear()
-        process_events.emit("torch.verified", level=logging.WARNING, graph=self.name, reason=why)
+        what = "torch.verified" if not self._is_quick else "torch.ordered"
+        process_events.emit(what, level=logging.WARNING, graph=self.name, reason=why)
 
     def _fall_back(self, stage: str, error: BaseException) -> None:
         self.reason = f"{stage}: {type(error).__name__}: {str(error).strip()[:600]}"

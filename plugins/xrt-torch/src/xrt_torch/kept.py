@@ -27,6 +27,7 @@ from xrt_core.errors import CacheError
 from xrt_core.files import Size, decode, encode, reading
 from xrt_core.ir.function import digest
 from xrt_core.options import Options
+from xrt_torch.ordering import chooses_order
 from xrt_torch.partition import Stage
 
 _LARGEST: Final = 64 << 20
@@ -123,7 +124,8 @@ class TranslationFile:
 
     def fits(self, captured: GraphModule) -> bool:
         """Whether the graph that AOTAutograd compiles just now is the same function: it writes no input, its results
-        are not views of inputs, and inputs and results are those of TorchDynamo's graph, in order."""
+        are not views of inputs, inputs and results are those of TorchDynamo's graph, in order, and torch chooses no
+        order of equal elements."""
         from torch._functorch._aot_autograd.schemas import OutputType
         from torch._guards import TracingContext
 
@@ -133,6 +135,8 @@ class TranslationFile:
         if not all(o.output_type is OutputType.non_alias for o in known.output_info):
             return False
         if known.num_intermediate_bases or known.tokens or known.grad_enabled_mutation is not None:
+            return False
+        if chooses_order(captured.graph):  # TorchDynamo's graph may choose another
             return False
         takes = [n.meta.get("val") for n in captured.graph.nodes if n.op == "placeholder"]
         if [_kind(v) for v in takes] != [_kind(v) for v in self._inputs]:

@@ -23,6 +23,15 @@ def _without_dimensions(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
 
 
+OF_ANY_ORDER = (aten.topk.default, aten.sort.stable)
+"""Operators, of what the decompositions here leave, in whose place torch may give equal elements another order."""
+
+
+def chooses_order(graph: torch.fx.Graph) -> bool:
+    """Whether torch chooses the order of equal elements anywhere in a graph."""
+    return any(n.target in OF_ANY_ORDER for n in graph.nodes)
+
+
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> Any:
     """The stable sort."""
     return aten.sort.stable(x, stable=True, dim=dim, descending=descending)
