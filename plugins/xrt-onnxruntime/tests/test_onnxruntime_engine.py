@@ -447,6 +447,21 @@ def test_no_node_is_refused_for_the_number_of_its_version() -> None:
     assert [n.op_type for n in m.partitioned().nodes if n.op_type not in ("Cast", "Launch")] == ["EngineInputConvert"]
 
 
+def test_a_node_is_asked_about_in_the_version_that_is_compiled() -> None:
+    """Celu of bfloat16 is of the newest opset alone: the library has kernels for it, but none for the older form."""
+    from ml_dtypes import bfloat16
+    from onnx import TensorProto, helper
+
+    from xrt_core import XRTModule
+
+    x, y = (helper.make_tensor_value_info(n, TensorProto.BFLOAT16, [3]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Celu", ["x"], ["y"])], "celu", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 28)], ir_version=13)
+    m = XRTModule(model, engine="onnxruntime", cache="off", guard=False)
+    np.testing.assert_allclose(m(np.array([-1, 0, 2], bfloat16)).astype(np.float32), [-0.632, 0, 2], rtol=0.01)
+    assert [n.op_type for n in m.partitioned().nodes] == ["Celu"]  # the host's: no cluster that does not compile
+
+
 @pytest.mark.parametrize("reduction", ["add", "mul"])
 @pytest.mark.parametrize(
     ("shape", "indices"),

@@ -19,6 +19,7 @@ import xrt_torch  # noqa: E402
 from xrt_torch import compiled  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.calls import StageCall  # noqa: E402
+from xrt_torch.comparison import Comparison  # noqa: E402
 
 import xrt_core as xrt  # noqa: E402
 from xrt_core.events import process_events  # noqa: E402
@@ -294,6 +295,19 @@ def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         torch.testing.assert_close(call(x), x.sin())
     assert "differs by up to 0.1" in xrt_torch.explain()
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "is_wrong"),
+    [
+        ([1.0, 2.0], [1.0, 2.0005], False), ([1.0, 2.0], [1.0, 2.1], True), ([torch.nan], [torch.nan], False),
+        ([0.0, 0.0], [8e-40, 1e-39], False), ([0.0], [1e-36], True), ([torch.inf], [-torch.inf], True),
+    ],
+)  # fmt: skip
+def test_what_counts_as_wrong(found: list[float], expected: list[float], is_wrong: bool) -> None:
+    """Relative to the largest number; what is below the least normal one may be 0."""
+    graph = torch.fx.symbolic_trace(lambda v: (v.sin(),)).graph
+    assert bool(Comparison(graph).wrong([torch.tensor(found)], [torch.tensor(expected)])) is is_wrong
 
 
 def test_what_is_compiled_in_the_background_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

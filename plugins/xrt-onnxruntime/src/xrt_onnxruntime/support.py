@@ -45,11 +45,11 @@ def why_not(node: Node, on_cpu: bool = True) -> str | None:
 
 
 def _refused(node: Node) -> str | None:
-    """Why the library refuses the node, in its version and, if that is newer than its kernels, in an older one."""
-    why = _TRIALS.why_not(node)
-    if why is None or node.domain or node.version <= _toolkit.settled_opset():
-        return why
-    return None if _OLDER.why_not(node) is None else why
+    """Why the library refuses the node in the version that it is compiled in: the one that there are kernels for, if it
+    has such a form."""
+    settled = _toolkit.settled_opset()
+    is_newer = not node.domain and node.version > settled
+    return (_OLDER if is_newer and as_older(node, settled) is not None else _TRIALS).why_not(node)
 
 
 def _abridged(node: Node) -> Node:

@@ -12,6 +12,8 @@ from xrt_torch.partition import VIEWS
 
 _TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
 _TOLERANCE_OF_TF32: Final = {**_TOLERANCE, torch.float32: 5e-3}
+_SMALLEST: Final = 2.0**-126
+"""Below it floats of 32 bits lose their digits, or are taken as 0."""
 
 
 class Comparison:
@@ -96,6 +98,7 @@ def _difference(found: Any, expected: Any, least: float, coarse: bool) -> str | 
     known = _TOLERANCE_OF_TF32 if expected.device != CPU and multiplies_in_tf32() else _TOLERANCE
     limit = known.get(torch.float32 if coarse and expected.dtype is torch.float64 else expected.dtype, 1e-3)
     scale = _scale(expected)
-    if torch.allclose(found, expected, rtol=limit, atol=limit * max(scale, least), equal_nan=True):
+    smallest = min(torch.finfo(expected.dtype).tiny, _SMALLEST)
+    if torch.allclose(found, expected, rtol=limit, atol=max(limit * max(scale, least), smallest), equal_nan=True):
         return None
     return f"differs by up to {(found - expected).abs().max().item():.3g}, where the largest is {scale:.3g}"
