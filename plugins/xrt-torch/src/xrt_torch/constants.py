@@ -101,11 +101,8 @@ class Constants:
 
     def bound(self, stage: Stage, graph: Graph) -> tuple[Stage, Graph]:
         """A stage, and its graph in XRT, with these in place of inputs."""
-        given = {
-            v: self.values[n]
-            for n, v in zip(stage.inputs, graph.inputs, strict=True)
-            if n in self.values and n in worthwhile(stage, graph)
-        }
+        wanted = self.values.keys() & worthwhile(stage, graph)
+        given = {v: self.values[n] for n, v in zip(stage.inputs, graph.inputs, strict=True) if n in wanted}
         if not given or len(given) == len(graph.inputs):
             return stage, graph
         kept = [i for i, v in enumerate(graph.inputs) if v not in given]
