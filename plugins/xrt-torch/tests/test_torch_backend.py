@@ -19,7 +19,7 @@ import xrt_torch  # noqa: E402
 from xrt_torch import compiled  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.calls import StageCall  # noqa: E402
-from xrt_torch.comparison import Comparison  # noqa: E402
+from xrt_torch.comparison import Comparison, results_in_double  # noqa: E402
 
 import xrt_core as xrt  # noqa: E402
 from xrt_core.events import process_events  # noqa: E402
@@ -297,6 +297,34 @@ def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "differs by up to 0.1" in xrt_torch.explain()
 
 
+@pytest.mark.parametrize(("error", "is_right"), [(1e-7, True), (1e-5, False), (torch.nan, False)])
+def test_results_that_are_rounding_errors(monkeypatch: pytest.MonkeyPatch, error: float, is_right: bool) -> None:
+    """Zero in mathematics: XRT's are right if they are about as near to it as eager's, whatever digits they have."""
+    run = compiled.CompiledGraph._on_xrt
+    monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", lambda self, *given: [r + error for r in run(self, *given)])
+    x, call = torch.randn(64, 100), on_xrt(lambda v: v.softmax(-1).sum(-1) - 1)
+    for _ in range(4):
+        call(x)
+    (graph,) = xrt_torch.graphs()
+    assert (graph.reason is None) is is_right
+    assert graph.is_proven is is_right
+
+
+def test_a_graph_in_double() -> None:
+    """Types in arguments, constants and inputs are all double ones; what draws random numbers is refused."""
+    aten, graph = torch.ops.aten, torch.fx.Graph()
+    x = graph.placeholder("x")
+    half = graph.call_function(aten._to_copy.default, (x,), {"dtype": torch.float16})
+    third = graph.call_function(aten.mul.Tensor, (half, graph.get_attr("third")))
+    graph.output((third, graph.call_function(aten.argmax.default, (third,))))
+    module = torch.fx.GraphModule({"third": torch.tensor(1 / 3, dtype=torch.float64)}, graph)
+    made, place = results_in_double(module, [torch.tensor([0.1, 0.7])])
+    assert torch.equal(made, torch.tensor([0.1, 0.7]).double() / 3)
+    assert place.dtype is torch.int64
+    with pytest.raises(xrt.UnsupportedError, match="bernoulli"):
+        results_in_double(torch.fx.symbolic_trace(lambda v: (aten.bernoulli.p(v, 0.5),)), [torch.ones(2)])
+
+
 @pytest.mark.parametrize(
     ("found", "expected", "is_wrong"),
     [
@@ -306,8 +334,10 @@ def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_what_counts_as_wrong(found: list[float], expected: list[float], is_wrong: bool) -> None:
     """Relative to the largest number; what is below the least normal one may be 0."""
-    graph = torch.fx.symbolic_trace(lambda v: (v.sin(),)).graph
-    assert bool(Comparison(graph).wrong([torch.tensor(found)], [torch.tensor(expected)])) is is_wrong
+    comparison = Comparison(torch.fx.symbolic_trace(lambda v: (v.sin(),)).graph)
+    a, b = [torch.tensor(found)], [torch.tensor(expected)]
+    assert bool(comparison.wrong(a, b)) is is_wrong
+    assert comparison.are_as_good(a, b, [t.double() for t in b]) is not is_wrong
 
 
 def test_what_is_compiled_in_the_background_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

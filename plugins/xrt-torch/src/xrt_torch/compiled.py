@@ -24,7 +24,7 @@ from xrt_core.ir.garbage_collection import collector_paused
 from xrt_core.options import AUTO, resolve
 from xrt_torch.background import compiler, ending, tuner
 from xrt_torch.calls import Ending, StageCall
-from xrt_torch.comparison import Comparison
+from xrt_torch.comparison import Comparison, results_in_double
 from xrt_torch.complex_numbers import has_complex, in_real_numbers
 from xrt_torch.constants import Constants, Own, are_few_bytes, own_tensors, worthwhile
 from xrt_torch.devices import CPU, RandomState, after_this_thread, finish
@@ -420,7 +420,7 @@ class CompiledGraph:
     ) -> list[Any]:
         if isinstance(found, Exception):
             self._fall_back("run", found)
-        elif not (wrong := self._comparison.wrong(found, expected)):
+        elif not (wrong := self._wrong(args, found, expected)):
             self._proven.add(signature)
             self._tune_later(args)
         elif self._is_quick or self._may_be_ordered:
@@ -428,6 +428,15 @@ class CompiledGraph:
         else:
             self._fall_back("examine", xrt.ExecutionError(wrong))
         return expected
+
+    def _wrong(self, args: Sequence[Any], found: Sequence[Any], expected: Sequence[Any]) -> str:
+        """What is wrong with XRT's results for these arguments; "" for nothing."""
+        wrong = self._comparison.wrong(found, expected)
+        if wrong:
+            with contextlib.suppress(Exception):  # without float64 they are wrong
+                if self._comparison.are_as_good(found, expected, results_in_double(self._eager, args)):
+                    return ""
+        return wrong
 
     def _both(
         self, args: Sequence[Any], stages: _Stages | None = None
@@ -539,7 +548,7 @@ class CompiledGraph:
             return self(*args)
         found, expected = self._both(args, tuned)
         is_error = isinstance(found, Exception)
-        wrong = f"{type(found).__name__}: {found}" if is_error else self._comparison.wrong(found, expected)
+        wrong = f"{type(found).__name__}: {found}" if is_error else self._wrong(args, found, expected)
         if wrong:
             process_events.emit("torch.untuned", level=logging.WARNING, graph=self.name, reason=wrong)
         else:
