@@ -71,7 +71,7 @@ def test_extras_are_in_the_table() -> None:
 def recipe_requirements(line: str) -> tuple[str, str]:
     """A requirement of pip as the recipe has it."""
     requirement = Requirement(line)
-    other = {"torch": "pytorch", "prometheus-client": "prometheus_client"}
+    other = {"torch": "pytorch", "prometheus-client": "prometheus_client", "xxhash": "python-xxhash"}
     return other.get(requirement.name, requirement.name), str(requirement.specifier)
 
 
