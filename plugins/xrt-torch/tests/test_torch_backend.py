@@ -311,7 +311,8 @@ def test_results_that_are_rounding_errors(monkeypatch: pytest.MonkeyPatch, error
 
 
 def test_a_graph_in_double() -> None:
-    """Types in arguments, constants and inputs are all double ones; what draws random numbers is refused."""
+    """Types in arguments, constants and inputs are all double ones; what draws random numbers is refused, and what
+    is a user's."""
     aten, graph = torch.ops.aten, torch.fx.Graph()
     x = graph.placeholder("x")
     half = graph.call_function(aten._to_copy.default, (x,), {"dtype": torch.float16})
@@ -323,6 +324,11 @@ def test_a_graph_in_double() -> None:
     assert place.dtype is torch.int64
     with pytest.raises(xrt.UnsupportedError, match="bernoulli"):
         results_in_double(torch.fx.symbolic_trace(lambda v: (aten.bernoulli.p(v, 0.5),)), [torch.ones(2)])
+    with torch.library._scoped_library("comparison_test", "DEF") as library:
+        library.define("half(Tensor x) -> Tensor")
+        of_a_user = torch.fx.symbolic_trace(lambda v: (torch.ops.comparison_test.half.default(v),))
+        with pytest.raises(xrt.UnsupportedError, match="may not take float64"):
+            results_in_double(of_a_user, [torch.ones(2)])
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ _IN_DOUBLE: Final = {
     torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
     torch.complex32: torch.complex128, torch.complex64: torch.complex128,
 }  # fmt: skip
+_KNOWN: Final = ("aten", "prims", "xrt")  # operators of other libraries may have effects, or read memory as float32
 _WORSE: Final = 4.0
 """How many times eager's error to float64 another one may be."""
 _SMALLEST: Final = 2.0**-126
@@ -60,11 +61,13 @@ class Comparison:
 
 def results_in_double(module: GraphModule, args: Sequence[Any]) -> list[Any]:
     """The results of a graph that is computed with float64 where it has shorter floats. Raises UnsupportedError for one
-    that draws random numbers, and whatever its operators raise."""
+    that draws random numbers, or has operators of users or of higher order, and whatever its operators raise."""
     graph = copy_of(module.graph)
     for node in graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise UnsupportedError(f"{node.target} draws other numbers for float64")
+        if isinstance(node.target, torch._ops.OperatorBase) and getattr(node.target, "namespace", "") not in _KNOWN:
+            raise UnsupportedError(f"{node.target} may not take float64")
         node.args, node.kwargs = tree_map_only(torch.dtype, lambda d: _IN_DOUBLE.get(d, d), (node.args, node.kwargs))
     made = GraphModule(module, graph)
     for node in graph.find_nodes(op="get_attr"):

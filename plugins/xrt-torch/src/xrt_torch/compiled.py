@@ -584,15 +584,16 @@ class CompiledGraph:
     def _begin_again(self, why: str) -> None:
         """Let the next call compile with torch's order of equal elements, or with the guard's verification, which finds
         the engine that is at fault."""
+        orders = self._may_be_ordered
         with self._lock:
-            if self._may_be_ordered:
+            if orders:
                 self._is_ordered = True
             else:
                 self._is_quick = False
             self._stages = self._tuned = self._without_constants = None
             self._proven.clear()
             self._work.clear()
-        what = "torch.verified" if not self._is_quick else "torch.ordered"
+        what = "torch.ordered" if orders else "torch.verified"
         process_events.emit(what, level=logging.WARNING, graph=self.name, reason=why)
 
     def _fall_back(self, stage: str, error: BaseException) -> None:

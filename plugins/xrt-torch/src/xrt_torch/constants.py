@@ -17,6 +17,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 import torch
+from xxhash import xxh3_64
 
 from xrt_core.ir.graph import Graph, bind_defaults
 from xrt_torch.calls import PLAIN
@@ -134,8 +135,6 @@ def _array(x: torch.Tensor) -> np.ndarray:
 
 
 def _digest(contents: Sequence[np.ndarray]) -> bytes:
-    from xxhash import xxh3_64
-
     made = xxh3_64()
     for c in contents:
         made.update(c)
