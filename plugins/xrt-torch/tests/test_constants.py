@@ -253,3 +253,50 @@ def test_a_translation_of_another_process_takes_them_too(tmp_path: pathlib.Path)
         (graph,) = [g for g in xrt_torch.graphs() if not g._is_released][-1:]
         assert (graph._kept is not None) is is_kept
         assert [len(r.stage.inputs) for r in graph._stages or ()] == [1]
+
+
+def varying(calls: int) -> tuple[Any, Any]:
+    """A model and what is compiled of it, for all sizes, on ONNX Runtime, after calls of several."""
+    pytest.importorskip("xrt_onnxruntime")
+    model = convolutions()
+    call = torch.compile(model, backend=backend, dynamic=True, options={"engine": "onnxruntime", "background": True})
+    for n in range(10, 10 + calls):
+        check(call, model, n)
+        assert xrt_torch.wait(60)
+    return model, call
+
+
+def check(call: Any, model: Any, n: int) -> None:
+    x = torch.randn(1, 3, n, n + 1)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("quicker")
+def test_constants_where_sizes_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One plan with constants serves large calls, the one without them small ones; a write is seen by both."""
+    monkeypatch.setattr(constants.Constants, "share", staticmethod(lambda *seconds: 0.5))
+    model, call = varying(8)
+    (graph,) = xrt_torch.graphs()
+    large, small = graph._stages, graph._without_constants
+    assert large.least > 0
+    assert [len(s[0].stage.inputs) for s in (large, small)] == [1, 7]
+    before = [len(s.proven) for s in (large, small)]
+    for n in (4, 30, 5, 31):
+        check(call, model, n)
+    assert [len(s.proven) for s in (large, small)] == [b + 2 for b in before]
+    assert not graph.is_compiling
+    model[1].running_mean.data.add_(1)
+    for n in (30, 4, 33, 6):
+        check(call, model, n)
+        assert xrt_torch.wait(60)
+    assert graph._stages is small
+    assert graph.reason is None
+
+
+def test_constants_where_sizes_vary_are_not_taken_if_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompiledGraph, "_timed", lambda self, stages, args: 1.0 if stages.constants else 0.5)
+    varying(8)
+    (graph,) = xrt_torch.graphs()
+    assert graph.is_tuned
+    assert len(graph._stages[0].stage.inputs) == 7

@@ -173,6 +173,7 @@ def test_calls_on_a_gpu_are_timed_with_the_gpus_work(streams: _Streams) -> None:
 
     class Graph:
         reason, is_dynamic, is_compiling, is_proven, is_tuned, name = None, False, False, True, True, "g"
+        comparisons = 0
 
         def timed(self, *_: Any) -> None:
             pass

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 import xrt_torch  # noqa: E402
-from xrt_torch import compiled, kept, translation  # noqa: E402
+from xrt_torch import kept, stages, translation  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 
 from xrt_core.cache.disk import DiskCache  # noqa: E402
@@ -88,14 +88,14 @@ def test_the_engine_that_took_it_is_kept_too(tmp_path: pathlib.Path, monkeypatch
     pytest.importorskip("xrt_xla")
     model, x = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)), torch.randn(32, 64)
     chosen: list[Any] = []
-    made = compiled.CompiledGraph._ran_by
+    made = stages.Builder._ran
 
     def ran_by(self: Any, stage: Any, graph: Any, options: Any) -> Any:
         ran = made(self, stage, graph, options)
         chosen.append(options.get("engine"))
         return ran
 
-    monkeypatch.setattr(compiled.CompiledGraph, "_ran_by", ran_by)
+    monkeypatch.setattr(stages.Builder, "_ran", ran_by)
     read = kept.TranslationFile.read
     for count, engine in enumerate((None, None, "host", None)):
         if count == 3:

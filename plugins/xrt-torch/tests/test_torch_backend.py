@@ -396,7 +396,7 @@ def test_calls_run_eager_while_xrt_compiles() -> None:
     assert xrt_torch.wait(60)
     torch.testing.assert_close(call(x), x.cos())
     (graph,) = xrt_torch.graphs()
-    assert graph._proven
+    assert graph._stages.proven
     torch.testing.assert_close(call(x), x.cos())
 
 

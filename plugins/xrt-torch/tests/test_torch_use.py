@@ -530,7 +530,7 @@ def test_sizes_that_vary_are_served_by_one_plan() -> None:
     for g in graphs:
         assert g.reason is None
         assert len(g._work) == 1
-        assert len(g._proven) >= 8
+        assert len(g._stages.proven) >= 8
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
@@ -618,7 +618,7 @@ def test_sizes_without_a_plan_run_in_eager_until_there_is_one(monkeypatch: pytes
         assert xrt_torch.wait(60)
     (graph,) = xrt_torch.graphs()
     assert graph.reason is None
-    assert len(graph._work) == len(graph._proven) == 3
+    assert len(graph._work) == len(graph._stages.proven) == 3
 
 
 def test_the_quicker_side_answers_where_sizes_vary() -> None:

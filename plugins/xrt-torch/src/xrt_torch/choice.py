@@ -59,6 +59,7 @@ class Choice:
     ) -> None:
         self.answer: Call = self._once
         self._module, self._graphs, self._race, self._device = module, graphs, race, device
+        self._races = race
         self._capture: Callable[[], Call | None] | None = capture
         self._compiled: Call = module
         self._lock = threading.Lock()
@@ -148,14 +149,23 @@ class Choice:
         if not place:
             return side(*args)
         timing = _Timing(_elements(args) if self._is_dynamic else 1, self._device)
+        before = self._comparisons
         results = timing.run(side, args)
-        with self._lock:
-            self._timings[on_xrt].append(timing)
+        if self._comparisons == before:  # else both sides ran
+            with self._lock:
+                self._timings[on_xrt].append(timing)
+        else:
+            timing.close()
         return results
 
+    @property
+    def _comparisons(self) -> int:
+        return sum(g.comparisons for g in self._graphs)
+
     def _awaits_quiet(self) -> bool:
-        """Whether timings would decide for good, and XRT is busy with this graph or another, though not for long."""
-        if not is_busy() or not all(g.is_tuned for g in self._graphs):
+        """Whether timings would decide for good, and XRT is busy with this graph or another, though not for long. Where
+        sizes vary they do, unless constants that are tried make calls quicker."""
+        if not is_busy() or not (self._is_dynamic or all(g.is_tuned for g in self._graphs)):
             return False
         now = time.monotonic()
         if self._waits_since is None:
@@ -194,7 +204,7 @@ class Choice:
     def _again(self) -> None:
         """Another engine is ready than the one that was timed."""
         with self._lock:
-            self._turned, self.answer = 0, self._while_compiling
+            self._turned, self._race, self.answer = 0, self._races, self._while_compiling
 
 
 class _Timing:

@@ -6,31 +6,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_map_only
 
 import xrt_core as xrt
 from xrt_core.errors import describe
 from xrt_core.events import Kind, process_events
-from xrt_core.ir.garbage_collection import collector_paused
 from xrt_core.options import AUTO, resolve
 from xrt_torch.background import compiler, ending, tuner
-from xrt_torch.calls import Ending, StageCall
+from xrt_torch.calls import Ending
 from xrt_torch.comparison import Comparison, results_in_double
-from xrt_torch.complex_numbers import has_complex, in_real_numbers
 from xrt_torch.constants import Constants, Own, are_few_bytes, own_tensors, worthwhile
-from xrt_torch.devices import CPU, RandomState, after_this_thread, finish
+from xrt_torch.devices import CPU, RandomState, after_this_thread
 from xrt_torch.kept import KeptGraph, TranslationFile
-from xrt_torch.ordering import OF_ANY_ORDER, chooses_order
-from xrt_torch.partition import Stage, copy_of, operators_of, reason_for_eager, stages_of
+from xrt_torch.ordering import chooses_order
+from xrt_torch.partition import operators_of
+from xrt_torch.stages import Builder, Signature, Stages, for_eager, placeholders
 
 known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """The graphs that exist."""
@@ -45,41 +44,11 @@ _PROVEN_SHAPES: Final = 2
 _MOST_SHAPES: Final = 4096
 """Shapes that are known to be served at a time."""
 _TURNS: Final = 5  # calls with and without constants
-_ATTEMPTS: Final = 32  # translations of one graph; each that fails moves a node to eager
-
-Signature = tuple[tuple[int, ...], ...]
 
 
 def any_engine_will_do(options: Mapping[str, Any]) -> bool:
     """Whether nobody names an engine: neither these options, nor the configuration or the environment."""
     return resolve(options).engine in (None, (AUTO,))
-
-
-class _Ran:
-    """A stage and what runs it. graph: its translation, where XRT runs it in `module`."""
-
-    __slots__ = ("call", "graph", "module", "stage")
-
-    def __init__(self, stage: Stage, call: Any, graph: Any = None, module: Any = None) -> None:
-        self.stage, self.call, self.graph, self.module = stage, call, graph, module
-
-
-class _Stages(list[_Ran]):
-    """The stages of a graph, in order. constants: what they take as constants."""
-
-    def __init__(self, ran: Iterable[_Ran], constants: Constants | None = None) -> None:
-        super().__init__(ran)
-        self.constants = constants
-
-    @property
-    def are_all_on_xrt(self) -> bool:
-        return all(r.module is not None for r in self)
-
-    def close(self) -> None:
-        """Let go what engines have compiled."""
-        for ran in self:
-            if ran.module is not None:
-                ran.module.close()
 
 
 class CompiledGraph:
@@ -118,15 +87,14 @@ class CompiledGraph:
         self.parameters = parameters
         self.module, self._options, self._background = module, dict(options), background
         self._file, self._kept, self._device = file, kept, device
-        self._content: bytes | None = None  # the translation, until it is kept
         self._is_ordered = False  # equal elements have torch's order
-        self._eager = _for_eager(module, module.graph) if kept is None else module
-        self._stages: _Stages | None = None
-        self._without_constants: _Stages | None = None  # what `_stages` took the place of
+        self._eager = for_eager(module, module.graph) if kept is None else module
+        self._stages: Stages | None = None
+        self._without_constants: Stages | None = None  # what `_stages` took the place of
         self._work: dict[Signature, Future[None]] = {}
-        self._proven: set[Signature] = set()
         self._calls = 0
-        self._served = 0  # signatures that plans of others served
+        self.comparisons = 0
+        """Calls whose results were compared with eager's."""
         self._freeze = freeze if kind == "inference" and (freeze or device == CPU) else False
         self._own: Own = {}
         # results are compared with eager's own numbers: the guard's reference would be slower
@@ -134,21 +102,20 @@ class CompiledGraph:
         self._is_quick, self._any_engine = not named, any_engine_will_do(options)
         self._seconds: tuple[float, float] | None = None
         self._lock = threading.Lock()
-        self._inputs = [n.name for n in _placeholders(module)]
-        results: Any = module.graph.output_node().args[0]
-        self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
-        self._constants = [None if isinstance(r, torch.fx.Node) else r for r in results]
         self._comparison = Comparison(module.graph)
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
         self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
+        self._builder = Builder(module, self.name, device, self.is_dynamic, self.eager_nodes)
         self._is_auto = is_auto = self._is_quick and self._any_engine and resolve(options).auto
-        self._varying = [i for i, n in enumerate(_placeholders(module)) if _varies(n.meta.get("val"))]
-        self._tunes = (is_auto or self._freeze is None) and background and not self.is_dynamic
-        self._quick = _TUNED if is_auto and (kind == "inference" or self.is_dynamic) and not self._tunes else _FIRST
+        self._varying = [i for i, n in enumerate(placeholders(module)) if _varies(n.meta.get("val"))]
+        self._tunes = ((is_auto and not self.is_dynamic) or self._freeze is None) and background
+        is_first_chosen = is_auto and (self.is_dynamic or (kind == "inference" and not self._tunes))
+        self._quick = _TUNED if is_first_chosen else _FIRST
+        self._like: dict[Signature, list[Any]] = {}  # arguments like those of calls, to tune for
         self._tuning: Future[None] | None = None
-        self._tuned: _Stages | None = None  # compared with eager in the next call
+        self._tuned: Stages | None = None  # compared with eager in the next call
         self._when_tuned: Callable[[], None] | None = None
         self._is_released = False
         self._told: tuple[str, dict[str, Any]] | None = None  # what there was before it was let go
@@ -158,22 +125,23 @@ class CompiledGraph:
         """The results. Raises what torch eager raises for these arguments."""
         if self.reason is not None or self._is_released:
             return list(self._eager(*args))
-        stages = self._stages
+        stages, signature = self._stages, self._signature(args)
+        if stages is not None and stages.least and _size(signature) < stages.least:
+            stages = self._without_constants or stages
         if stages is not None and stages.constants is not None and not stages.constants.hold(args):
             stages = self._thaw(stages, args)
-        signature = self._signature(args)
-        if stages is not None and signature in self._proven:
-            self._calls += 1
-            if self._tuned is not None:
-                return self._take_tuned(args)
-            if self._calls in _AGAIN and self._is_quick:
-                return self._prove(signature, args)
-            try:
-                return self._on_xrt(args, stages)
-            except Exception as e:
-                self._fall_back("run", e)
-                return list(self._eager(*args))
-        return self._first(signature, args)
+        if stages is not None and (tuned := self._tuned) is not None and self._may_take_over(tuned, signature, args):
+            return self._take_tuned(signature, args)
+        if stages is None or signature not in stages.proven:
+            return self._first(signature, args, stages)
+        self._calls += 1
+        if self._calls in _AGAIN and self._is_quick:
+            return self._prove(signature, args, stages)
+        try:
+            return self._on_xrt(args, stages)
+        except Exception as e:
+            self._fall_back("run", e)
+            return list(self._eager(*args))
 
     @property
     def is_compiling(self) -> bool:
@@ -183,7 +151,7 @@ class CompiledGraph:
     @property
     def is_proven(self) -> bool:
         """Whether XRT's results agreed with eager's."""
-        return bool(self._proven)
+        return self._stages is not None and bool(self._stages.proven)
 
     @property
     def is_settled(self) -> bool:
@@ -199,7 +167,8 @@ class CompiledGraph:
     @property
     def is_tuned(self) -> bool:
         """Whether no other engine will be tried, or the one that was has taken its place."""
-        tried = self._tuning is not None and self._tuning.done() and self._tuned is None
+        tuning = self._tuning
+        tried = self.is_dynamic if tuning is None else tuning.done() and self._tuned is None
         return not self._tunes or tried or self.reason is not None
 
     def release(self) -> None:
@@ -228,10 +197,11 @@ class CompiledGraph:
         varying = (args[i] for i in self._varying)
         return tuple([tuple(a.shape) if isinstance(a, torch.Tensor) else (int(a),) for a in varying])
 
-    def _first(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
-        """A call that no call of its shapes has proven: start compilation, or compare XRT's results with eager's."""
-        if self.is_dynamic and self._stages is not None and signature not in self._work:
-            served = self._by_others(signature, args)
+    def _first(self, signature: Signature, args: Sequence[Any], stages: Stages | None) -> list[Any]:
+        """A call that no call of its shapes has proven: start compilation, or compare XRT's results with eager's.
+        stages: those for this size, if there are any."""
+        if self.is_dynamic and stages is not None and signature not in self._work:
+            served = self._by_others(signature, args, stages)
             if served is not None:
                 return served
         with self._lock:
@@ -239,45 +209,47 @@ class CompiledGraph:
             is_new = work is None
             if work is None:
                 self.parameters.update(_address(a) for a in args if isinstance(a, torch.nn.Parameter))
-                if self._freeze is not False and not self._work:
-                    self._own = own_tensors(self._inputs, args)
+                if self._freeze is not False and not self._own:
+                    self._own = own_tensors(self._builder.inputs, args)
                 work = self._work[signature] = Future()
         if is_new and self._background:
             results = list(self._eager(*args))  # before compilation takes its share of the processor
-            self._begin(work, args)
+            self._begin(work, args, stages)
             return results
         if is_new:
-            self._begin(work, args)
+            self._begin(work, args, stages)
         if not self._background:
             work.result()
-        if not work.done() or self.reason is not None or self._is_released:
+        stages = stages or self._stages
+        if not work.done() or self.reason is not None or self._is_released or stages is None:
             return list(self._eager(*args))
-        return self._prove(signature, args)
+        return self._prove(signature, args, stages)
 
-    def _by_others(self, signature: Signature, args: Sequence[Any]) -> list[Any] | None:
+    def _by_others(self, signature: Signature, args: Sequence[Any], stages: Stages) -> list[Any] | None:
         """The results, where plans that were made for other shapes serve these as well; None where they do not."""
         state = RandomState(self._device)
         found: list[Any] | Exception | None
         try:
-            found = self._on_xrt(args, only_prepared=True)
+            found = self._on_xrt(args, stages, only_prepared=True)
         except Exception as e:
             found = e
-        if isinstance(found, list) and self._served >= _PROVEN_SHAPES:
-            if len(self._proven) >= _MOST_SHAPES:
-                self._proven = set()
-            self._proven.add(signature)
+        if isinstance(found, list) and stages.served >= _PROVEN_SHAPES:
+            if len(stages.proven) >= _MOST_SHAPES:
+                stages.proven = set()
+            stages.proven.add(signature)
             return found
         state.restore()
         if found is None:
             return None
-        self._served += 1
-        return self._compared(signature, args, found, list(self._eager(*args)))
+        stages.served += 1
+        self.comparisons += 1
+        return self._compared(signature, args, stages, found, list(self._eager(*args)))
 
-    def _begin(self, work: Future[None], args: Sequence[Any]) -> None:
+    def _begin(self, work: Future[None], args: Sequence[Any], stages: Stages | None) -> None:
         def run(come_after: Callable[[], None], given: Sequence[Any]) -> None:
             try:
                 come_after()
-                self._prepare(given)
+                self._prepare(given, stages)
             except Exception as e:  # the device's
                 self._fall_back("compile", e)
             finally:
@@ -290,139 +262,72 @@ class CompiledGraph:
             self._fall_back("compile", e)
             work.set_result(None)
 
-    def _prepare(self, args: Sequence[Any]) -> None:
+    def _prepare(self, args: Sequence[Any], stages: Stages | None) -> None:
         """Translate, and compile for these shapes. Never raises."""
         if self._is_released:
             return
         try:
             with torch.no_grad():
-                if self._stages is None:
-                    self._stages = self._build()
+                stages = stages or self._stages
+                if stages is None:
+                    stages = self._stages = self._build()
                     self._trace("graph", lambda: str(self.module.print_readable(print_output=False)))
-                self._compile(self._stages, args)
-                self._keep(self._stages)
+                stages.compile(args, self._device)
+                self._keep(stages)
                 self._trace("explain", self.explain)
         except Ending:
             pass  # nobody calls any more
         except BaseException as e:
             self._fall_back("compile", e)
 
-    def _build(self) -> _Stages:
+    def _build(self) -> Stages:
         if self._kept is not None:
-            return _Stages([self._of_kept(self._kept)])
-        with collector_paused():  # for what it parses: see `registry`
-            from xrt_torch.translation import UntranslatableError, mistrust, translatable  # imports torch's exporter
+            engine = self._kept.engine if self._is_quick and self._any_engine else ""
+            return self._builder.of_kept(self._kept, self._first_options, engine)
+        own = self._own if self._freeze else None
+        return self._builder.build(self._first_options, own, self._is_ordered, keeps=self._file is not None)
 
-        graph = self.module.graph
-        if has_complex(graph):
-            graph = in_real_numbers(graph)
-            results: Any = graph.output_node().args[0]
-            self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
-        for node in graph.nodes:
-            if node.op in ("call_function", "get_attr", "call_module"):
-                reason = reason_for_eager(node, translatable, mistrust, self._device)
-                if reason is None and self._is_ordered and node.target in OF_ANY_ORDER:
-                    reason = "torch chooses the order of equal elements"
-                if reason is not None:
-                    self.eager_nodes[node.name] = f"{node.target}: {reason}"
-        for _ in range(_ATTEMPTS):
-            try:
-                stages = stages_of(graph, self.eager_nodes)
-                constants = Constants(self._own, self._own, looks=False) if self._freeze else None
-                names = [f"{self.name}_{i}" for i in range(len(stages))]
-                made = [self._ran(s, n, len(stages) == 1, constants) for s, n in zip(stages, names, strict=True)]
-                return _Stages(made, constants)
-            except UntranslatableError as e:
-                self.eager_nodes[e.node] = str(e)
-        raise xrt.UnsupportedError(
-            f"more than {_ATTEMPTS} operators are refused by torchlib, the last: {[*self.eager_nodes.values()][-1]}"
-        )
-
-    def _ran(self, stage: Stage, name: str, is_whole: bool, constants: Constants | None) -> _Ran:
-        if not stage.on_xrt:
-            return _Ran(stage, _for_eager(self.module, stage.graph))
-        from xrt_torch.translation import in_bytes, translate
-
-        model: Any = translate(stage.graph, name)
-        if is_whole and self._file is not None:
-            model = self._content = in_bytes(model)
-        graph = xrt.import_model(model)
-        if constants is not None:
-            stage, graph = constants.bound(stage, graph)
-        return self._ran_by(stage, graph, self._first_options)
-
-    def _of_kept(self, kept: KeptGraph) -> _Ran:
-        graph, options = xrt.import_model(kept.model), self._first_options
-        if kept.engine and self._is_quick and self._any_engine:
-            with contextlib.suppress(xrt.XRTError):  # it is not installed any more
-                return self._ran_by(kept.stage, graph, {**options, "engine": kept.engine})
-        return self._ran_by(kept.stage, graph, options)
-
-    def _keep(self, stages: Sequence[_Ran]) -> None:
+    def _keep(self, stages: Stages) -> None:
         """Write the translation for other processes, once it is compiled, where it is all of the graph."""
         file, self._file = self._file, None
-        content, self._content = self._content, None
+        content, stages.content = stages.content, None
         if file is None or content is None or self._comparison.unset:
             return
         chosen = self._is_quick and self._any_engine
         engines = {c.engine for c in stages[0].module.explain().report.clusters} if chosen else set()
-        file.write(stages[0].stage, self._inputs, self._results, content, engines.pop() if len(engines) == 1 else "")
+        engine = engines.pop() if len(engines) == 1 else ""
+        file.write(stages[0].stage, stages.inputs, stages.results.names, content, engine)
 
     @property
     def _first_options(self) -> dict[str, Any]:
         return {**self._options, **self._quick} if self._is_quick else self._options
 
-    def _ran_by(self, stage: Stage, graph: Any, options: Mapping[str, Any]) -> _Ran:
-        shapes = stage.shapes() if self.is_dynamic and "shapes" not in options else {}
-        module = xrt.XRTModule(graph, **{"release_cores": True, **options}, **({"shapes": shapes} if shapes else {}))
-        return _Ran(stage, StageCall(module, stage, self._device), graph, module)
-
     def _on_xrt(
-        self, args: Sequence[Any], stages: _Stages | None = None, only_prepared: bool = False
+        self, args: Sequence[Any], stages: Stages | None = None, only_prepared: bool = False
     ) -> list[Any] | None:
         """The results. only_prepared: None in their place where XRT would have to compile for these shapes."""
         stages = self._stages if stages is None else stages
         assert stages is not None
-        values = dict(zip(self._inputs, args, strict=True))
-        for ran in stages:
-            given = [values[n] for n in ran.stage.inputs]
-            if only_prepared and ran.module is not None and not ran.call.is_prepared(*given):
-                return None
-            results = ran.call(*given)
-            values.update(zip(ran.stage.outputs, results, strict=True))
-        return [c if n is None else values[n] for n, c in zip(self._results, self._constants, strict=True)]
+        return stages.run(args, only_prepared)
 
-    def _compile(self, stages: Sequence[_Ran], args: Sequence[Any]) -> None:
-        """Compile every stage of XRT for these arguments; those run whose results another one needs."""
-        from torch._dynamo.convert_frame import compile_lock
-
-        last = max((i for i, r in enumerate(stages) if r.module is not None), default=-1)
-        values = dict(zip(self._inputs, args, strict=True))
-        try:
-            for i, ran in enumerate(stages[: last + 1]):
-                given = [values[n] for n in ran.stage.inputs]
-                if ran.module is None:
-                    with compile_lock:  # an interpreter notes the node at hand where a capture elsewhere finds it
-                        results = _WithoutChance(ran.call).run(*given)
-                else:
-                    ran.call.prepare(*given)
-                    results = ran.call(*given) if i < last else [None] * len(ran.stage.outputs)
-                values.update(zip(ran.stage.outputs, results, strict=True))
-        finally:
-            finish(self._device)
-
-    def _prove(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
+    def _prove(self, signature: Signature, args: Sequence[Any], stages: Stages) -> list[Any]:
         """Run both, and return eager's results; XRT answers from now on if its own are as good."""
-        return self._compared(signature, args, *self._both(args))
+        return self._compared(signature, args, stages, *self._both(args, stages))
 
     def _compared(
-        self, signature: Signature, args: Sequence[Any], found: list[Any] | Exception, expected: list[Any]
+        self,
+        signature: Signature,
+        args: Sequence[Any],
+        stages: Stages,
+        found: list[Any] | Exception,
+        expected: list[Any],
     ) -> list[Any]:
         if isinstance(found, Exception):
             self._fall_back("run", found)
         elif not (wrong := self._wrong(args, found, expected)):
-            self._proven.add(signature)
-            self._tune_later(args)
+            stages.proven.add(signature)
+            if not self.is_dynamic or stages.served:
+                self._tune_later(signature, args)
         elif self._is_quick or self._may_be_ordered:
             self._begin_again(wrong)
         else:
@@ -438,10 +343,9 @@ class CompiledGraph:
                     return ""
         return wrong
 
-    def _both(
-        self, args: Sequence[Any], stages: _Stages | None = None
-    ) -> tuple[list[Any] | Exception, list[Any]]:
+    def _both(self, args: Sequence[Any], stages: Stages) -> tuple[list[Any] | Exception, list[Any]]:
         """The results of XRT, or the error in their place, and those of eager."""
+        self.comparisons += 1
         state = RandomState(self._device)
         found: list[Any] | Exception | None
         try:
@@ -453,72 +357,76 @@ class CompiledGraph:
         assert found is not None
         return found, list(self._eager(*args))
 
-    def _tune_later(self, args: Sequence[Any]) -> None:
-        """Have all engines compiled and timed in the background, for arguments like these."""
+    def _tune_later(self, signature: Signature, args: Sequence[Any]) -> None:
+        """Have all engines compiled and timed in the background, for arguments like these; where sizes vary constants
+        alone are tried, once plans have served several sizes."""
         with self._lock:
             if not self._tunes or self._tuning is not None or self._stages is None:
                 return
             if self._freeze is None and any(args[i] is not known() for i, known in self._own.values()):
                 self._freeze = False  # modules of one class share the graph
-                if not self._is_auto:
+                self._tunes = self._tunes_engines
+                if not self._tunes:
                     return
-            like = [_zeros_like(a) if isinstance(a, torch.Tensor) else a for a in args]
+            self._like[signature] = [_zeros_like(a) if isinstance(a, torch.Tensor) else a for a in args]
+            if self.is_dynamic and len(self._like) < _PROVEN_SHAPES:
+                return
+            calls, self._like = [*self._like.values()], {}
             try:
                 come_after = after_this_thread(self._device)
-                self._tuning = tuner.submit(_tune, weakref.ref(self), self._stages, like, come_after)
+                self._tuning = tuner.submit(_tune, weakref.ref(self), self._stages, calls, come_after)
             except RuntimeError:  # the interpreter is ending
                 self._tunes = False
 
-    def tune(self, stages: _Stages, args: Sequence[Any]) -> None:
+    def tune(self, stages: Stages, calls: Sequence[Sequence[Any]]) -> None:
         """Make the stages that take the place of these: with constants, if that is quicker, or on the quickest engine.
-        Never raises."""
+        calls: arguments of one, or of several where sizes vary. Never raises."""
         made = None
         for make in (self._with_constants, self._compiled_again):
             try:
                 with torch.no_grad():
-                    made = make(stages, args)
+                    made = make(stages, calls)
             except Ending:
                 return
             except BaseException as e:
                 process_events.emit("torch.untuned", graph=self.name, reason=f"{type(e).__name__}: {e}"[:600])
-            if made is not None or not self._is_auto:
+            if made is not None or not self._tunes_engines:
                 break
         if made is not None and self._stages is stages:
             self._tuned, self._seconds = made, None
             if self._when_tuned is not None:
                 self._when_tuned()
 
-    def _compiled_again(self, stages: _Stages, args: Sequence[Any], constants: Constants | None = None) -> _Stages:
-        """The stages, on all engines if none is named, with these constants besides those that they have."""
+    def _compiled_again(
+        self, stages: Stages, calls: Sequence[Sequence[Any]], constants: Constants | None = None
+    ) -> Stages:
+        """The stages, on all engines if none is named, with these constants in place of those that they have."""
         options = {**self._options, **_TUNED} if self._is_auto else self._first_options
-
-        def again(r: _Ran) -> _Ran:
-            if r.module is None:
-                return r
-            stage, graph = (r.stage, r.graph) if constants is None else constants.bound(r.stage, r.graph)
-            return self._ran_by(stage, graph, options)
-
-        made = _Stages(map(again, stages), constants or stages.constants)
-        self._compile(made, args)
+        made = self._builder.again(stages, options, constants)
+        for args in calls:
+            made.compile(args, self._device)
         return made
 
-    def _with_constants(self, stages: _Stages, args: Sequence[Any]) -> _Stages | None:
+    def _with_constants(self, stages: Stages, calls: Sequence[Sequence[Any]]) -> Stages | None:
         """The stages with constants that are looked at in each call; None where that is not quicker, or not asked
-        for."""
-        if self._freeze is not None or not stages.are_all_on_xrt:
+        for. Where sizes vary they are for those that are large enough."""
+        if self._freeze is not None or not stages.are_all_on_xrt or (self.is_dynamic and len(stages) > 1):
             return None
         wanted = sorted({n for r in stages for n in worthwhile(r.stage, r.graph) if n in self._own})
         if not are_few_bytes(self._own, wanted):
             return None
         constants = Constants(self._own, wanted, looks=True)
-        args = self._with_own(args)
+        calls = [self._with_own(args) for args in calls]
+        args = calls[-1]  # of which there is no plan of its own
         if not constants.pay(min(self._timed(stages, args) for _ in range(3))):
             return None
-        made = self._compiled_again(stages, args, constants)
+        made = self._compiled_again(stages, calls, constants)
         # in turns, as others use the processor
         pairs = [(self._timed(stages, args), self._timed(made, args)) for _ in range(_TURNS)]
         before, after = (min(p[i] for p in pairs) for i in (0, 1))
-        if after + constants.seconds() < before:
+        if (looking := constants.seconds()) < before - after:
+            if self.is_dynamic:  # a call's time, and what is gained, grow with its size
+                made.least = math.ceil(_size(self._signature(args)) * constants.share(before, after, looking))
             return made
         made.close()
         return None
@@ -531,13 +439,22 @@ class CompiledGraph:
                 made[at] = x
         return made
 
-    def _timed(self, stages: _Stages, args: Sequence[Any]) -> float:
+    def _timed(self, stages: Stages, args: Sequence[Any]) -> float:
         """The seconds of a call by XRT alone."""
         start = time.perf_counter()
         self._on_xrt(args, stages)
         return time.perf_counter() - start
 
-    def _take_tuned(self, args: Sequence[Any]) -> list[Any]:
+    def _may_take_over(self, tuned: Stages, signature: Signature, args: Sequence[Any]) -> bool:
+        """Whether what is about to answer takes this call without a compilation."""
+        try:
+            return not self.is_dynamic or tuned.serve(args, _size(signature))
+        except Exception as e:
+            self._tuned = None
+            process_events.emit("torch.untuned", graph=self.name, reason=describe(e))
+            return False
+
+    def _take_tuned(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """A call by what is about to answer, compared with eager."""
         with self._lock:
             tuned, self._tuned = self._tuned, None
@@ -554,27 +471,33 @@ class CompiledGraph:
         else:
             if self._freeze is None and tuned.constants is not None:
                 self._without_constants = self._stages
+            tuned.proven.add(signature)
             self._stages = tuned
+            self._work.clear()
         return expected
 
-    def _thaw(self, stages: _Stages, args: Sequence[Any]) -> _Stages | None:
+    def _thaw(self, stages: Stages, args: Sequence[Any]) -> Stages | None:
         """A parameter was written or replaced: from now on they are inputs. Returns the stages that answer."""
         with self._lock:
             if self._freeze is False:  # another thread saw it first
                 return self._stages
-            is_new, self._freeze, self._tunes = self._freeze is None, False, self._is_auto and self._tunes
+            is_new, self._freeze, self._tunes = self._freeze is None, False, self._tunes and self._tunes_engines
             self._tuned = None
             if is_new:
                 self._stages = self._without_constants or self._stages
                 self._without_constants = self._tuning = None
             else:
                 self._stages = None
-                self._proven.clear()
-                self._work.clear()
+            self._work.clear()
         process_events.emit("torch.thawed", graph=self.name)
         if is_new:
-            self._tune_later(args)
+            self._tune_later(self._signature(args), args)
         return self._stages
+
+    @property
+    def _tunes_engines(self) -> bool:
+        """Whether all engines are timed once the first one answers."""
+        return self._is_auto and not self.is_dynamic
 
     @property
     def _may_be_ordered(self) -> bool:
@@ -591,14 +514,13 @@ class CompiledGraph:
             else:
                 self._is_quick = False
             self._stages = self._tuned = self._without_constants = None
-            self._proven.clear()
             self._work.clear()
         what = "torch.ordered" if orders else "torch.verified"
         process_events.emit(what, level=logging.WARNING, graph=self.name, reason=why)
 
     def _fall_back(self, stage: str, error: BaseException) -> None:
         self.reason = f"{stage}: {type(error).__name__}: {str(error).strip()[:600]}"
-        self._stages = self._without_constants = self._file = self._content = None
+        self._stages = self._without_constants = self._file = None
         kind: Kind = "wrong numbers" if stage == "examine" else "memory" if isinstance(error, MemoryError) else "raised"
         process_events.fallback(
             cluster=self.name, engine="xrt", stage=stage, kind=kind, error=self.reason, level=logging.WARNING
@@ -679,7 +601,7 @@ class CompiledGraph:
 
 
 def _tune(
-    graph: weakref.ref[CompiledGraph], stages: _Stages, args: Sequence[Any], come_after: Callable[[], None]
+    graph: weakref.ref[CompiledGraph], stages: Stages, calls: Sequence[Sequence[Any]], come_after: Callable[[], None]
 ) -> None:
     """After what calls wait for. A graph that is gone is not tuned."""
     while any(g.is_compiling for g in tuple(known)):
@@ -687,11 +609,12 @@ def _tune(
             return
     if (found := graph()) is not None and not ending.is_set():
         come_after()
-        found.tune(stages, args)
+        found.tune(stages, calls)
 
 
-def _placeholders(module: GraphModule) -> list[torch.fx.Node]:
-    return [n for n in module.graph.nodes if n.op == "placeholder"]
+def _size(signature: Signature) -> int:
+    """The elements of what varies."""
+    return sum(map(math.prod, signature))
 
 
 def _varies(value: Any) -> bool:
@@ -702,32 +625,6 @@ def _varies(value: Any) -> bool:
 def _zeros_like(x: torch.Tensor) -> torch.Tensor:
     """Zeros of its type that take no memory."""
     return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
-
-
-def _for_eager(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
-    """A graph as a module whose operators take tensors of every layout: kernels may lay results out otherwise than was
-    foreseen when the graph was captured."""
-    aten, copied = torch.ops.aten, copy_of(graph)
-    for node in [*copied.nodes]:
-        if node.target is aten.view.default:
-            node.target = aten.reshape.default
-        elif node.target is aten.native_group_norm.default:
-            with copied.inserting_before(node):
-                node.update_arg(0, copied.call_function(aten.contiguous.default, (node.args[0],)))
-    return GraphModule(module, copied)
-
-
-class _WithoutChance(torch.fx.Interpreter):
-    """Runs a graph with zeros for random numbers: torch's generator is that of the threads that call."""
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
-            return super().call_function(target, args, kwargs)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            made = super().call_function(target, args, kwargs)
-        return tree_map_only(torch.Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype, device=t.device), made)
 
 
 def _address(x: torch.Tensor) -> int:

@@ -100,6 +100,12 @@ class Constants:
         """Whether there are some, and looking at them may be worth its time. call: the seconds of one without them."""
         return bool(self.values) and self.seconds() <= _LARGEST_SHARE * call
 
+    @staticmethod
+    def share(before: float, after: float, looking: float) -> float:
+        """How small a call may be, over one that takes `before` seconds without constants and `after` with them, for
+        looking at them to be worth its time."""
+        return looking / min(before - after, _LARGEST_SHARE * before)
+
     def bound(self, stage: Stage, graph: Graph) -> tuple[Stage, Graph]:
         """A stage, and its graph in XRT, with these in place of inputs."""
         wanted = self.values.keys() & worthwhile(stage, graph)
