@@ -493,3 +493,41 @@ def test_a_size_that_no_tensor_has_is_a_lookup_error() -> None:
     recorder = _Recorder(torch.fx.Graph())
     with pytest.raises(LookupError, match="no tensor of the graph has"):
         recorder.node_of(ShapeEnv().create_unbacked_symint())
+
+
+DOUBLES: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda x, y: torch.add(x, y, alpha=0.1),
+    "difference": lambda x, y: torch.sub(x, y, alpha=0.1),
+    "difference of the other": lambda x, y: torch.rsub(x, y, alpha=0.1),
+    "product of matrices": lambda x, y: torch.addmm(x, y, y, alpha=0.1, beta=0.3),
+    "products of matrices": lambda x, y: torch.baddbmm(x[None], y[None], y[None], alpha=0.1, beta=0.3),
+    "not a number, times 0": lambda x, y: torch.addmm(x * math.nan, y, y, alpha=0.1, beta=0.0),
+    "power of a number": lambda x, y: torch.pow(0.1, x),
+    "range": lambda x, y: x[0, 0] + torch.arange(0.1, 1, 0.1, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", DOUBLES)
+def test_numbers_beside_float64_have_its_digits(name: str) -> None:
+    """ONNX's attributes are float32, of which 0.1 is off by 1.5e-9."""
+    x, y = torch.randn(2, 4, 4, dtype=torch.float64).unbind()
+    graphs: list[CompiledGraph] = []
+    call = captured(DOUBLES[name], {"engine": "host"}, graphs)
+    for _ in range(2):
+        torch.testing.assert_close(call(x, y), DOUBLES[name](x, y), rtol=1e-14, atol=1e-14, equal_nan=True)
+    assert [g.reason for g in graphs] == [None]
+    assert [g.eager_nodes for g in graphs] == [{}]
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [(0.5, torch.bool), (2, torch.bool), (2, torch.int32), (0.5, torch.float16), (0.1, torch.float64)],
+)
+def test_a_number_in_the_place_of_a_tensor(number: float, dtype: Any) -> None:
+    """`torch.add(0.5, mask, alpha=0.5)`, as in mixtures of experts: torch's exporter finds no overload for it."""
+    x = torch.tensor([0, 1, 3]).to(dtype)
+    graphs: list[CompiledGraph] = []
+    call = captured(lambda v: torch.add(number, v, alpha=2), {"engine": "host"}, graphs)
+    for _ in range(2):
+        torch.testing.assert_close(call(x), torch.add(number, x, alpha=2), rtol=1e-14, atol=0)
+    assert [g.reason for g in graphs] == [None]

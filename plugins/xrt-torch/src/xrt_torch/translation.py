@@ -228,6 +228,7 @@ def in_bytes(model: ir.Model) -> bytes:
 def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     root = torch.nn.Module()
     copied = copy_of(graph)
+    _first_as_tensors(copied)
     for node in copied.nodes:
         if node.op == "get_attr":
             setattr(root, str(node.target), node.meta["val"])
@@ -262,6 +263,22 @@ def _real_constants(graph: torch.fx.Graph) -> Iterator[None]:
             m.allow_non_fake_inputs = allowed
 
 
+def _first_as_tensors(graph: torch.fx.Graph) -> None:
+    """Make a constant of a number in the place of an operator's first tensor, as in `torch.add(0.5, x)`: torch's
+    exporter finds no overload for it. Its type is that which the two have together."""
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload) or len(node.args) < 2:
+            continue
+        number, other = node.args[0], getattr(node.args[1], "meta", {}).get("val")
+        is_tensor = node.target._schema.arguments[0].type.kind() == "TensorType"
+        if not is_tensor or not isinstance(number, bool | int | float) or not isinstance(other, torch.Tensor):
+            continue
+        with graph.inserting_before(node):
+            constant = graph.get_attr(f"number_{node.name}")
+        constant.meta["val"] = torch.tensor(number, dtype=torch.result_type(other, number))
+        node.update_arg(0, constant)
+
+
 def _keep_doubles(graph: torch.fx.Graph) -> None:
     """Make Python floats that meet float64 tensors into float64 constants: torchlib would round them to float32."""
     for node in list(graph.nodes):
@@ -272,6 +289,7 @@ def _keep_doubles(graph: torch.fx.Graph) -> None:
             continue
         if _replaced_by_double(graph, node, value):
             continue
+        _scale_by_doubles(graph, node)
         wanted = [a.type.kind() == "TensorType" for a in node.target._schema.arguments]
         for i, (a, is_tensor) in enumerate(zip(node.args, wanted, strict=False)):
             if is_tensor and isinstance(a, float):
@@ -295,8 +313,16 @@ def _as_inputs(graph: torch.fx.Graph) -> dict[str, torch.Tensor]:
 
 
 def _replaced_by_double(graph: torch.fx.Graph, node: torch.fx.Node, value: torch.Tensor) -> bool:
-    """Replace a node that makes a tensor of one float, where it is such a node."""
+    """Replace a node that makes a tensor of one float, or a range of floats, where it is such a node."""
     aten = torch.ops.aten
+    is_range = node.target in (aten.arange.default, aten.arange.start, aten.arange.start_step)
+    if is_range and all(isinstance(a, int | float) for a in node.args):
+        with graph.inserting_before(node):
+            made = graph.get_attr(f"double_{node.name}")
+        made.meta["val"] = torch.arange(*node.args, dtype=torch.float64)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+        return True
     place = {aten.scalar_tensor.default: 0, aten.full.default: 1, aten.full_like.default: 1}.get(node.target)
     if place is None or not isinstance(number := node.args[place], float):
         return False
@@ -312,6 +338,45 @@ def _replaced_by_double(graph: torch.fx.Graph, node: torch.fx.Node, value: torch
     node.replace_all_uses_with(made)
     graph.erase_node(node)
     return True
+
+
+def _scale_by_doubles(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Multiply by constants where torchlib would have attributes, which are float32: the factors `alpha` and `beta`;
+    and make a constant of a power's base."""
+    aten = torch.ops.aten
+    product = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default}
+
+    def constant(what: str, number: float) -> torch.fx.Node:
+        made = graph.get_attr(f"double_{node.name}_{what}")
+        made.meta["val"] = torch.tensor(number, dtype=torch.float64)
+        return made
+
+    def scaled(x: Any, what: str, meta: Any) -> Any:
+        number = node.kwargs.get(what, 1)
+        if not isinstance(number, int | float) or number == 1:
+            return x
+        made = graph.call_function(aten.mul.Tensor, (x, constant(what, number)))
+        made.meta = dict(meta)
+        return made
+
+    factors = {k: v for k, v in node.kwargs.items() if k in ("alpha", "beta") and isinstance(v, float)}
+    with graph.inserting_before(node):
+        if node.target is aten.pow.Scalar and isinstance(base := node.args[0], float):
+            node.args = (constant("base", base), node.args[1])
+            node.target = aten.pow.Tensor_Tensor
+        elif factors and node.target in (aten.add.Tensor, aten.sub.Tensor) and isinstance(node.args[1], torch.fx.Node):
+            node.args = (node.args[0], scaled(node.args[1], "alpha", node.args[1].meta))
+            node.kwargs = {}
+        elif factors and node.target in product:
+            added, *multiplied = node.args
+            made = graph.call_function(product[node.target], tuple(multiplied))
+            made.meta = dict(node.meta)
+            if node.kwargs.get("beta", 1) == 0:  # what is not a number is not added
+                node.target, node.args = aten.mul.Tensor, (made, constant("alpha", node.kwargs.get("alpha", 1)))
+            else:
+                node.args = (scaled(added, "beta", getattr(added, "meta", {})), scaled(made, "alpha", node.meta))
+                node.target = aten.add.Tensor
+            node.kwargs = {}
 
 
 def _translated(graph: torch.fx.Graph, model: ir.Model) -> dict[str, Any]:
