@@ -497,6 +497,7 @@ def test_a_size_that_no_tensor_has_is_a_lookup_error() -> None:
 
 DOUBLES: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda x, y: torch.add(x, y, alpha=0.1),
+    "sum with a number": lambda x, y: torch.add(x, 0.7, alpha=0.1),
     "difference": lambda x, y: torch.sub(x, y, alpha=0.1),
     "difference of the other": lambda x, y: torch.rsub(x, y, alpha=0.1),
     "product of matrices": lambda x, y: torch.addmm(x, y, y, alpha=0.1, beta=0.3),
@@ -524,7 +525,7 @@ def test_numbers_beside_float64_have_its_digits(name: str) -> None:
     [(0.5, torch.bool), (2, torch.bool), (2, torch.int32), (0.5, torch.float16), (0.1, torch.float64)],
 )
 def test_a_number_in_the_place_of_a_tensor(number: float, dtype: Any) -> None:
-    """`torch.add(0.5, mask, alpha=0.5)`, as in mixtures of experts: torch's exporter finds no overload for it."""
+    """`torch.add(0.5, mask, alpha=2)`, as in mixtures of experts: torch's exporter finds no overload for it."""
     x = torch.tensor([0, 1, 3]).to(dtype)
     graphs: list[CompiledGraph] = []
     call = captured(lambda v: torch.add(number, v, alpha=2), {"engine": "host"}, graphs)

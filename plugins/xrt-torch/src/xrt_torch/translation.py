@@ -316,7 +316,7 @@ def _replaced_by_double(graph: torch.fx.Graph, node: torch.fx.Node, value: torch
     """Replace a node that makes a tensor of one float, or a range of floats, where it is such a node."""
     aten = torch.ops.aten
     is_range = node.target in (aten.arange.default, aten.arange.start, aten.arange.start_step)
-    if is_range and all(isinstance(a, int | float) for a in node.args):
+    if is_range and any(type(a) is float for a in node.args) and all(type(a) in (int, float) for a in node.args):
         with graph.inserting_before(node):
             made = graph.get_attr(f"double_{node.name}")
         made.meta["val"] = torch.arange(*node.args, dtype=torch.float64)
@@ -351,30 +351,31 @@ def _scale_by_doubles(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         made.meta["val"] = torch.tensor(number, dtype=torch.float64)
         return made
 
-    def scaled(x: Any, what: str, meta: Any) -> Any:
-        number = node.kwargs.get(what, 1)
-        if not isinstance(number, int | float) or number == 1:
-            return x
+    def scaled(x: Any, what: str) -> Any:
+        number: Any = node.kwargs.get(what, 1)
+        if number == 1 or not isinstance(x, torch.fx.Node):
+            return x if number == 1 else x * number
         made = graph.call_function(aten.mul.Tensor, (x, constant(what, number)))
-        made.meta = dict(meta)
+        made.meta = dict(x.meta)
         return made
 
-    factors = {k: v for k, v in node.kwargs.items() if k in ("alpha", "beta") and isinstance(v, float)}
+    factors = [v for k, v in node.kwargs.items() if k in ("alpha", "beta")]
+    is_scaled = any(type(f) is float for f in factors) and all(type(f) in (int, float) for f in factors)
     with graph.inserting_before(node):
         if node.target is aten.pow.Scalar and isinstance(base := node.args[0], float):
             node.args = (constant("base", base), node.args[1])
             node.target = aten.pow.Tensor_Tensor
-        elif factors and node.target in (aten.add.Tensor, aten.sub.Tensor) and isinstance(node.args[1], torch.fx.Node):
-            node.args = (node.args[0], scaled(node.args[1], "alpha", node.args[1].meta))
+        elif is_scaled and node.target in (aten.add.Tensor, aten.sub.Tensor):
+            node.args = (node.args[0], scaled(node.args[1], "alpha"))
             node.kwargs = {}
-        elif factors and node.target in product:
+        elif is_scaled and node.target in product:
             added, *multiplied = node.args
             made = graph.call_function(product[node.target], tuple(multiplied))
             made.meta = dict(node.meta)
             if node.kwargs.get("beta", 1) == 0:  # what is not a number is not added
                 node.target, node.args = aten.mul.Tensor, (made, constant("alpha", node.kwargs.get("alpha", 1)))
             else:
-                node.args = (scaled(added, "beta", getattr(added, "meta", {})), scaled(made, "alpha", node.meta))
+                node.args = (scaled(added, "beta"), scaled(made, "alpha"))
                 node.target = aten.add.Tensor
             node.kwargs = {}
 
