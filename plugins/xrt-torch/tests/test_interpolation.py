@@ -52,6 +52,9 @@ def test_results_and_gradients_are_those_of_eager(sizes: tuple[int, ...], how: d
     forward = next(g for g in xrt_torch.graphs() if g.kind == "forward")
     assert "Resize" in _operators(forward)
     assert not {"Gather", "GatherND"} & _operators(forward)
+    backward = next(g for g in xrt_torch.graphs() if g.kind == "backward")
+    assert backward.reason is None
+    assert not backward.eager_nodes
 
     class Model(torch.nn.Module):
         def forward(self, v: Any) -> Any:
@@ -81,6 +84,17 @@ def test_sizes_that_vary_have_one_plan(to: str) -> None:
     (graph,) = xrt_torch.graphs()
     (stage,) = graph._stages or ()
     assert [c.node_count for c in stage.module.explain().report.clusters] == [stage.module.explain().node_count]
+
+
+def test_gradients_of_large_images_are_sums_of_torch() -> None:
+    """Whole matrices, most of whose elements are zero, would take longer."""
+    x = torch.randn(1, 1, 4, 300, requires_grad=True)
+    call = torch.compile(lambda v: interpolate(v, size=(8, 700), mode="bilinear") * 2, backend=backend, options=HOST)
+    for _ in range(2):
+        (made,) = torch.autograd.grad(call(x).sum(), x)
+    torch.testing.assert_close(made, torch.autograd.grad(2 * interpolate(x, (8, 700), mode="bilinear").sum(), x)[0])
+    backward = next(g for g in xrt_torch.graphs() if g.kind == "backward")
+    assert [why for why in backward.eager_nodes.values() if "more quickly" in why]
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])

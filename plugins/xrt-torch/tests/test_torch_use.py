@@ -23,6 +23,7 @@ pytest.importorskip("onnxscript")
 
 import xrt_torch  # noqa: E402
 from torch.fx import traceback  # noqa: E402
+from xrt_torch import backend as backends  # noqa: E402
 from xrt_torch import background, choice, compiled, translation  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.choice import Choice  # noqa: E402
@@ -336,7 +337,7 @@ def test_a_graph_that_is_called_once_costs_no_capture() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), torch.randn(3, 4)
     eager = copy.deepcopy(model)
     call = torch.compile(model, backend=backend, options={"engine": "host", "background": True})
-    for i in range(4):
+    for i in range(5):
         found = []
         for m, f in ((model, call), (eager, eager)):
             torch.manual_seed(i)
@@ -346,7 +347,7 @@ def test_a_graph_that_is_called_once_costs_no_capture() -> None:
             found.append([y.detach(), torch.rand(1), *(p.grad.clone() for p in m.parameters())])
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b)
-        assert len(xrt_torch.graphs()) == (2 if i else 0)
+        assert len(xrt_torch.graphs()) == min(i, 2)  # the call that is compared has the module's backward pass
         assert xrt_torch.wait(60)
     assert all(g.is_proven and g.reason is None for g in xrt_torch.graphs())
 
@@ -385,6 +386,34 @@ def test_a_capture_that_fails_at_the_second_call_ends_in_eager(monkeypatch: pyte
     finally:
         undo()
     assert [e.fields["error"] for e in events if e.name == "fallback"] == ["RuntimeError: no capture"]
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_wrong_decomposition_ends_in_eager(monkeypatch: pytest.MonkeyPatch, background: bool, trains: bool) -> None:
+    """The captured graph is as wrong in eager as on XRT, so that its first call is compared with the module. What it
+    drew of random numbers meanwhile is drawn again."""
+    wrong = {**backends.table(), torch.ops.aten.tanh.default: lambda x: x.sigmoid() * 2}
+    monkeypatch.setattr(backends, "table", lambda: wrong)
+
+    def f(x: Any) -> Any:
+        return nn.functional.dropout(x, 0.5).tanh()
+
+    events: list[Any] = []
+    undo = xrt.subscribe(events.append)
+    call = torch.compile(f, backend=backend, options={"engine": "host", "background": background})
+    x = torch.randn(64, requires_grad=trains)
+    try:
+        for seed in range(5):
+            torch.manual_seed(seed)
+            expected, following = f(x), torch.rand(())
+            torch.manual_seed(seed)
+            torch.testing.assert_close(call(x), expected)
+            assert torch.rand(()) == following
+            assert xrt_torch.wait(60)
+    finally:
+        undo()
+    assert [e.fields["kind"] for e in events if e.name == "fallback"] == ["wrong numbers"]
 
 
 def test_what_aotautograd_gets_wrong_ends_in_eager() -> None:
@@ -530,7 +559,7 @@ def test_sizes_that_vary_are_served_by_one_plan() -> None:
     for g in graphs:
         assert g.reason is None
         assert len(g._work) == 1
-        assert len(g._stages.proven) >= 8
+        assert len(g._stages.proven) >= 7  # one call was compared as a whole
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
@@ -770,7 +799,7 @@ def test_a_first_call_that_is_eagers() -> None:
         y.sum().backward()
         torch.testing.assert_close(y, model[1](model[0](x)))
         assert len(called) == k + 1
-        assert {g.kind for g in xrt_torch.graphs()} == ({"forward", "backward"} if k else set())
+        assert {g.kind for g in xrt_torch.graphs()} == ({"forward"} if k else set())  # backward is eager's
     torch.testing.assert_close(copy.deepcopy(made)(x), y)
     before = len(xrt_torch.graphs())
     for k in range(3):
@@ -848,7 +877,7 @@ def test_the_fastest_engine_follows_the_first(monkeypatch: pytest.MonkeyPatch, i
     monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", perhaps_wrong)
     monkeypatch.setattr(compiled.CompiledGraph, "release", lambda self: None)  # where eager is the quicker side
     model, x = nn.Linear(4, 2), torch.randn(3, 4)
-    call = torch.compile(model, backend=backend)
+    call = torch.compile(model, backend=backend, options={"freeze": False})  # constants would be tried, by the clock
     with torch.no_grad():
         for _ in range(60):
             torch.testing.assert_close(call(x), nn.functional.linear(x, model.weight, model.bias))

@@ -15,6 +15,7 @@ from xrt_core.errors import CacheError, OptionError, UnsupportedError
 from xrt_core.events import process_events
 from xrt_core.options import resolve
 from xrt_torch.choice import Choice
+from xrt_torch.comparison import Reference
 from xrt_torch.compiled import CompiledGraph, any_engine_will_do
 from xrt_torch.decompositions import table
 from xrt_torch.devices import CPU, device_of, on_device
@@ -148,12 +149,15 @@ def _aot(
             _fall_back(e)
             return None
 
+    reference = Reference(module)
     race = any_engine_will_do(options)
     if background and shapes is not None:
         inputs = ()  # the tensors are the caller's
-        choice = Choice(module.forward, capture_later, graphs, race=race, at_once=False, device=device)
+        choice = Choice(
+            module.forward, capture_later, graphs, race=race, at_once=False, device=device, reference=reference
+        )
     else:
-        choice = Choice(module.forward, lambda: capture(inputs), graphs, race=race, device=device)
+        choice = Choice(module.forward, lambda: capture(inputs), graphs, race=race, device=device, reference=reference)
 
     def call(*args: Any) -> Any:
         return choice.answer(*args)

@@ -1,8 +1,9 @@
 """Choice: what answers the calls of one graph of TorchDynamo: its module in torch eager, or XRT.
 
 The first call is eager's, and the graph is captured further at the second one: what is called once costs no more than
-TorchDynamo. While XRT compiles, eager answers. Once XRT's results agree with eager's, the two take turns of a few
-calls, each timed with its backward pass, and the quicker one answers from then on. They do so again when XRT has found
+TorchDynamo. While XRT compiles, eager answers. The captured graph's first call is compared with the module,
+whose operators were taken apart. Once XRT's results agree with the graph's in eager, the two take turns of a few calls,
+each timed with its backward pass, and the quicker one answers from then on. They do so again when XRT has found
 a quicker engine. What decides for good is not timed while XRT compiles anything. Of graphs whose sizes vary more calls
 are timed, and compared for one size. Where eager answers for good, what XRT compiled is let go.
 
@@ -25,10 +26,11 @@ from typing import Any, Final
 import torch
 
 from xrt_core.errors import describe
-from xrt_core.events import process_events
+from xrt_core.events import Kind, process_events
 from xrt_torch.background import is_busy
+from xrt_torch.comparison import Reference
 from xrt_torch.compiled import CompiledGraph
-from xrt_torch.devices import CPU, finish
+from xrt_torch.devices import CPU, RandomState, finish
 
 _CALLS: Final = 4  # of a turn
 _CALLS_OF_SIZES: Final = 5  # the same, where sizes vary; and there are two turns of each side
@@ -44,7 +46,8 @@ class Choice:
     module: the graph, in torch eager. capture: makes the same through AOTAutograd and XRT; None where that is not
     possible. graphs: where it adds what AOTAutograd made of the graph; the backward graph is added by the first
     backward pass. race: whether the quicker side is found out; else XRT answers where it can. at_once: whether the
-    graph is captured now, and not at its second call. device: of its tensors.
+    graph is captured now, and not at its second call. device: of its tensors. reference: what judges
+    results by those of the module; None: nothing does.
     """
 
     def __init__(
@@ -56,16 +59,19 @@ class Choice:
         race: bool,
         at_once: bool = True,
         device: torch.device = CPU,
+        reference: Reference | None = None,
     ) -> None:
         self.answer: Call = self._once
         self._module, self._graphs, self._race, self._device = module, graphs, race, device
+        self._reference = reference
         self._races = race
         self._capture: Callable[[], Call | None] | None = capture
         self._compiled: Call = module
+        self._meanwhile: Call = module
+        """The side that answers until there are timings."""
         self._lock = threading.Lock()
         self._capturing = threading.RLock()  # a hook of torch's may call the graph that is being captured
         self._turned = 0  # calls that were in turns
-        self._meanwhile: Call = module  # the side that answers until there are timings
         self._waits_since: float | None = None
         self._timings: dict[bool, list[_Timing]] = {True: [], False: []}  # of XRT, of eager
         if at_once:
@@ -94,6 +100,9 @@ class Choice:
         if compiled is None:
             self.answer = self._module
             return
+        reference = self._reference
+        if reference is not None and all(g.module is reference.module for g in self._graphs):
+            self._reference = None  # nothing was taken apart
         module, choice = self._module, weakref.ref(self)  # so that what is forgotten is free at once
 
         def safely(*args: Any) -> Any:
@@ -109,16 +118,20 @@ class Choice:
 
     def _fell(self, error: Exception) -> None:
         """What AOTAutograd made of the graph raised where the module itself does not."""
+        self._left("run", "raised", describe(error))
+
+    def _left(self, stage: str, kind: Kind, why: str) -> None:
+        """From now on the module answers."""
         self.answer = self._module
         name = self._graphs[0].name if self._graphs else "torch"
-        process_events.fallback(
-            cluster=name, engine="xrt", stage="run", kind="raised", error=describe(error), level=logging.WARNING
-        )
+        process_events.fallback(cluster=name, engine="xrt", stage=stage, kind=kind, error=why, level=logging.WARNING)
 
     def _while_compiling(self, *args: Any) -> Any:
         graphs = self._graphs
         if any(g.is_compiling for g in graphs):
             return self._module(*args)
+        if (reference := self._reference) is not None:
+            return self._confirm(args, reference)
         if graphs and all(g.reason is not None for g in graphs):
             self.answer = self._module
         elif graphs and all(g.is_proven for g in graphs):
@@ -127,6 +140,24 @@ class Choice:
             elif not self._is_dynamic:
                 self.answer = self._compiled
         return self._compiled(*args)
+
+    def _confirm(self, args: Sequence[Any], reference: Reference) -> Any:
+        """The module's results for the first call of what was captured; if its own do not agree it never answers.
+        A call that writes what it was given is not made twice, and confirms nothing."""
+        before, versions = RandomState(self._device), reference.versions(args)
+        expected = self._module(*args)
+        self._reference = None
+        if versions is None or reference.versions(args) != versions:
+            return expected
+        after, draws = RandomState(self._device), not before.is_now()
+        before.restore()
+        with torch.no_grad():
+            found = self._compiled(*args)
+        wrong = reference.verdict(args, found, expected, draws)
+        after.restore()
+        if wrong:
+            self._left("examine", "wrong numbers", wrong)
+        return expected
 
     @property
     def _is_dynamic(self) -> bool:

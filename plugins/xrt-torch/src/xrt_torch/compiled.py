@@ -23,7 +23,7 @@ from xrt_core.events import Kind, process_events
 from xrt_core.options import AUTO, resolve
 from xrt_torch.background import compiler, ending, tuner
 from xrt_torch.calls import Ending
-from xrt_torch.comparison import Comparison, results_in_double
+from xrt_torch.comparison import Comparison
 from xrt_torch.constants import Constants, Own, are_few_bytes, own_tensors, worthwhile
 from xrt_torch.devices import CPU, RandomState, after_this_thread
 from xrt_torch.kept import KeptGraph, TranslationFile
@@ -324,7 +324,7 @@ class CompiledGraph:
     ) -> list[Any]:
         if isinstance(found, Exception):
             self._fall_back("run", found)
-        elif not (wrong := self._wrong(args, found, expected)):
+        elif not (wrong := self._comparison.verdict(args, found, expected, self._eager)):
             stages.proven.add(signature)
             if not self.is_dynamic or stages.served:
                 self._tune_later(signature, args)
@@ -333,15 +333,6 @@ class CompiledGraph:
         else:
             self._fall_back("examine", xrt.ExecutionError(wrong))
         return expected
-
-    def _wrong(self, args: Sequence[Any], found: Sequence[Any], expected: Sequence[Any]) -> str:
-        """What is wrong with XRT's results for these arguments; "" for nothing."""
-        wrong = self._comparison.wrong(found, expected)
-        if wrong:
-            with contextlib.suppress(Exception):  # without float64 they are wrong
-                if self._comparison.are_as_good(found, expected, results_in_double(self._eager, args)):
-                    return ""
-        return wrong
 
     def _both(self, args: Sequence[Any], stages: Stages) -> tuple[list[Any] | Exception, list[Any]]:
         """The results of XRT, or the error in their place, and those of eager."""
@@ -464,8 +455,10 @@ class CompiledGraph:
             self._thaw(tuned, args)
             return self(*args)
         found, expected = self._both(args, tuned)
-        is_error = isinstance(found, Exception)
-        wrong = f"{type(found).__name__}: {found}" if is_error else self._wrong(args, found, expected)
+        if isinstance(found, Exception):
+            wrong = f"{type(found).__name__}: {found}"
+        else:
+            wrong = self._comparison.verdict(args, found, expected, self._eager)
         if wrong:
             process_events.emit("torch.untuned", level=logging.WARNING, graph=self.name, reason=wrong)
         else:

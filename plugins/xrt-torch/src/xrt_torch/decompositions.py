@@ -30,6 +30,7 @@ from xrt_torch import (
     windows,
 )
 from xrt_torch.pooling import along
+from xrt_torch.strided import laid_out
 
 aten = torch.ops.aten
 
@@ -57,7 +58,7 @@ _KEPT = (aten.bernoulli, aten.rrelu)  # run by torch itself, so that a seed give
 
 
 def table() -> dict[Any, Callable[..., Any]]:
-    """Operator -> its decomposition."""
+    """Operator -> its decomposition, whose results lie in memory as torch's do."""
     fma = getattr(torch.ops.prims, "fma", None)  # what TorchDynamo makes of steps of optimizers, from torch 2.13 on
     return _table() if fma is None else _table() | {fma.default: lambda a, b, c: a * b + c}
 
@@ -72,7 +73,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
-    return made | own()
+    return {operator: laid_out(operator, function) for operator, function in (made | own()).items()}
 
 
 @functools.cache

@@ -105,6 +105,12 @@ class RandomState:
         self._cpu = torch.get_rng_state()
         self._own = None if device == CPU else torch.cuda.get_rng_state(device)
 
+    def is_now(self) -> bool:
+        """Whether no number has been drawn since."""
+        now = RandomState(self._device)
+        is_own = self._own is None or torch.equal(self._own, now._own)
+        return is_own and torch.equal(self._cpu, now._cpu)
+
     def restore(self) -> None:
         """Go on from there."""
         torch.set_rng_state(self._cpu)

@@ -35,6 +35,9 @@ _MODES: Final = {
     "nearest": _NEAREST, "nearest-exact": _NEAREST,
     "linear": "linear", "bilinear": "linear", "trilinear": "linear", "bicubic": "cubic",
 }  # fmt: skip
+_MOST_DENSE: Final = 512
+"""A size up to which products with whole matrices are at least as quick as torch's sums (PyTorch 2.13, AVX-512: 256 to
+512 pixels linear 21 ms and 21, cubic from 128 to 256 12 and 85)."""
 _MOST_EXACT: Final = 1 << 22
 """A product of two sizes up to which a place is nearer to no integer that it is not than float32 rounds it."""
 
@@ -61,7 +64,7 @@ interpolate.register_fake(_interpolated)
 def _interpolated_backward(
     grad: Tensor, size: Sequence[int], given: Sequence[int], scales: Sequence[float], mode: str, align_corners: bool
 ) -> Tensor:
-    """The gradient of an interpolation by its operand, of sizes `given`. It is run by torch."""
+    """The gradient of an interpolation by its operand, of sizes `given`."""
     operator = _KINDS[mode, len(size)][1].default
     made: Tensor = operator(grad, size, given, *_how(size, scales, mode, align_corners))
     return made.contiguous(memory_format=_format_of(grad))
@@ -166,9 +169,27 @@ def _whole(
 
 
 def rounds_otherwise(node: torch.fx.Node) -> bool:
-    """Whether torch computes an interpolation with fewer digits than its operands have, or with integers."""
+    """Whether torch computes an interpolation, or its gradient, with fewer digits than its operands have, or with
+    integers."""
     x: Any = node.args[0]
-    return node.args[3] != _NEAREST and x.meta["val"].dtype not in (torch.float32, torch.float64)
+    is_nearest = node.args[3] == _NEAREST and node.target is interpolate._opoverload
+    return not is_nearest and x.meta["val"].dtype not in (torch.float32, torch.float64)
+
+
+def is_dense(node: torch.fx.Node) -> bool:
+    """Whether a gradient is as quick by products with whole matrices, most of whose elements are zero: where sizes are
+    known, and not large."""
+    sizes = [*node.args[1], *node.args[2][2:]]  # type: ignore[misc, index]
+    return all(isinstance(n, int) and n <= _MOST_DENSE for n in sizes)
+
+
+def weights(given: int, size: int, scale: float | None, mode: str, align_corners: bool, dtype: torch.dtype) -> Tensor:
+    """The matrix [size, given] by which an interpolation along one axis multiplies, as torch computes it."""
+    axes = 2 if mode == "cubic" else 1  # of one alone torch has none
+    unit = torch.eye(given, dtype=dtype).reshape(1, given, given, *[1] * (axes - 1))
+    scales = [] if scale is None else [scale, *[1.0] * (axes - 1)]
+    made = _interpolated(unit, [size, *[1] * (axes - 1)], scales, mode, align_corners)
+    return made.reshape(given, size).t().contiguous()
 
 
 def finds_same(size: Any, wanted: Any) -> bool:

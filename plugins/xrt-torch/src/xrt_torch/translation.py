@@ -20,9 +20,17 @@ from xrt_core.errors import ModelLoadError
 from xrt_core.ir.garbage_collection import collector_paused
 from xrt_torch.complex_numbers import dft
 from xrt_torch.convolution import conv_filter_grad
-from xrt_torch.interpolation import finds_same, interpolate, rounds_otherwise
+from xrt_torch.interpolation import (
+    finds_same,
+    interpolate,
+    interpolate_backward,
+    is_dense,
+    rounds_otherwise,
+    weights,
+)
 from xrt_torch.partition import copy_of
 from xrt_torch.polynomials import recurrence
+from xrt_torch.strided import is_known, take_apart
 
 _lock = threading.RLock()  # type promotion and tracing of onnxscript functions have state of the process
 
@@ -77,6 +85,7 @@ def own_translations() -> dict[Any, Any]:
         recurrence._opoverload: _recurrence,
         conv_filter_grad._opoverload: _conv_filter_grad,
         interpolate._opoverload: _interpolate,
+        interpolate_backward._opoverload: _interpolate_backward,
         torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm,
     }
 
@@ -139,6 +148,32 @@ def _interpolate(x: Any, size: Sequence[Any], scales: Sequence[float], mode: str
     if scales:
         return op.Resize(x, None, op.Constant(value_floats=[1.0, 1.0, *scales]), None, **how)
     return op.Resize(x, None, None, op.Concat(op.Shape(x, start=0, end=2), *each, axis=0), **how)
+
+
+def _interpolate_backward(
+    grad: Any, size: Sequence[int], given: Sequence[int], scales: Sequence[float], mode: str, align_corners: bool
+) -> Any:
+    """Products with the matrices of the axes: the last one's from the right, the others', transposed, from the left."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    dtype = {ir.DataType.FLOAT: torch.float32, ir.DataType.DOUBLE: torch.float64}[grad.dtype]
+    matrices = [
+        weights(n, m, s, mode, align_corners, dtype)
+        for n, m, s in zip(given[2:], size, scales or [None] * len(size), strict=True)
+    ]
+    made = op.MatMul(grad, _constant(op, matrices[-1]))
+    for i in range(len(size) - 2, -1, -1):
+        is_first_of_three = i < len(size) - 2
+        if is_first_of_three:  # what is behind it is one axis
+            made = op.Reshape(made, op.Constant(value_ints=[*given[:2], size[0], -1]))
+        made = op.MatMul(_constant(op, matrices[i].t().contiguous()), made)
+        if is_first_of_three:
+            made = op.Reshape(made, op.Constant(value_ints=list(given)))
+    return made
+
+
+def _constant(op: Any, tensor: torch.Tensor) -> Any:
+    return op.Constant(value=_core.TorchTensor(tensor))
 
 
 def _grid_sampler(x: Any, grid: Any, interpolation: int, padding: int, align: bool) -> Any:
@@ -229,6 +264,7 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     root = torch.nn.Module()
     copied = copy_of(graph)
     _first_as_tensors(copied)
+    take_apart(copied)
     for node in copied.nodes:
         if node.op == "get_attr":
             setattr(root, str(node.target), node.meta["val"])
@@ -409,10 +445,12 @@ def mistrust(node: torch.fx.Node) -> str | None:
     first = next((v for n in node.all_input_nodes if isinstance(v := n.meta.get("val"), torch.Tensor)), None)
     if packet is aten.grid_sampler_2d and first is not None and first.dtype in (torch.float16, torch.bfloat16):
         return "torch rounds the grid to narrow floats"
-    if packet is aten.as_strided and first is not None and not _is_contiguous(first):
+    if packet is aten.as_strided and not (is_known(node) or (first is not None and _is_contiguous(first))):
         return "it reads elements as they lie in memory"
-    if target is interpolate._opoverload and rounds_otherwise(node):
+    if target in (interpolate._opoverload, interpolate_backward._opoverload) and rounds_otherwise(node):
         return "torch rounds what it interpolates in a way of its own"
+    if target is interpolate_backward._opoverload and not is_dense(node):
+        return "torch adds up gradients of pixels more quickly, or of sizes that vary"
     if packet in _WRONG:
         return "torchlib's translation computes something else"
     return None
