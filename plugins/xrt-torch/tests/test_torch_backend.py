@@ -514,6 +514,10 @@ EXPORTED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "clamps of one tensor": (lambda x: (2 ** x.clamp(-3, 3), torch.exp(x.clamp(-5, 5))), (torch.tensor([-4.0, 9.0]),)),
     "float64": (lambda x: x * 0.1 + 1 / 3, (torch.rand(3, dtype=torch.float64),)),
+    "factorisations": (
+        lambda x: (torch.linalg.inv(x) @ torch.linalg.cholesky(x @ x.mT), torch.linalg.solve(x, x[:, 0])),
+        (torch.tensor([[3.0, 1.0], [-1.0, 2.0]]),),
+    ),
     "fmax and hypot": (lambda x: torch.fmax(x, torch.hypot(x, x)), (torch.randn(3),)),
     "kthvalue": (lambda x: torch.kthvalue(x, 2), (torch.randn(4, 3),)),
     "no tensor": (lambda x: (x + 1, None, x * 2), (torch.ones(2),)),
@@ -549,6 +553,20 @@ def test_what_torchlib_gets_wrong_is_refused_in_exported_programs(in_branch: boo
 
     with pytest.raises(xrt.ModelLoadError, match="_linalg_det"):
         xrt.XRTModule(torch.export.export(Of(f), (torch.eye(20),)), engine="host")
+
+
+def test_an_exported_program_does_not_look_whether_a_matrix_is_singular() -> None:
+    """As torch would, with an effect of the program's; other effects are refused."""
+    singular = torch.ones(3, 3)
+    made = xrt.XRTModule(torch.export.export(Of(torch.linalg.inv), (torch.eye(3),)), engine="host")(singular)
+    assert not torch.as_tensor(made).isfinite().any()
+
+    def prints(x: Any) -> Any:
+        torch.ops.aten._print("x")
+        return x * 2
+
+    with pytest.raises(xrt.ModelLoadError, match="_print.* has an effect"):
+        xrt.XRTModule(torch.export.export(Of(prints), (singular,)), engine="host")
 
 
 def test_statistics_of_an_exported_program_in_training_are_those_of_the_batch() -> None:

@@ -16,6 +16,7 @@ import xrt_core as xrt
 from xrt_core.errors import InputError, ModelLoadError
 from xrt_core.ir.graph import Graph as XRTGraph
 from xrt_torch.decompositions import own, table
+from xrt_torch.partition import only_checks
 
 
 def graph_of(model: object, example: object = None) -> XRTGraph | None:
@@ -70,7 +71,11 @@ def _translated(program: Any) -> Any:
     _refuse_mistranslated(program)
     model = translate(_graph_of(program), "program")
     tensors = {**program.state_dict, **program.constants}
-    specs = [s for s in program.graph_signature.input_specs if not isinstance(s.arg, ConstantArgument)]
+    specs = [
+        s
+        for s in program.graph_signature.input_specs
+        if not isinstance(s.arg, ConstantArgument) and s.kind is not InputKind.TOKEN
+    ]
     for spec, value in zip(specs, tuple(model.graph.inputs), strict=True):
         value.name = spec.target if spec.kind in _HELD else spec.arg.name  # which the copied graph may not have kept
         if spec.kind in _HELD:
@@ -104,12 +109,18 @@ def _decompositions() -> dict[Any, Any]:
 
 
 def _graph_of(program: Any) -> Graph:
-    """The program's graph without assertions and constant arguments; results are the tensors that the user gets."""
+    """The program's graph without assertions, checks of factorisations and constant arguments; results are the tensors
+    that the user gets."""
     signature, made, env = program.graph_signature, Graph(), dict[Node, Node]()
     constant = {s.arg.name for s in signature.input_specs if isinstance(s.arg, ConstantArgument)}
+    tokens = {s.arg.name for s in signature.input_specs if s.kind is InputKind.TOKEN}
     for node in program.graph.nodes:
         is_assertion = not node.users and str(node.target).startswith(("aten._assert", "aten.sym_constrain_range"))
-        if node.op != "output" and not is_assertion and node.name not in constant:
+        if only_checks(node):
+            tokens.update(user.name for user in node.users)
+        elif node.op != "output" and not is_assertion and node.name not in constant | tokens:
+            if not tokens.isdisjoint(n.name for n in node.all_input_nodes):
+                raise ModelLoadError(f"{node.args[1]} ({node.name}) has an effect, which a graph of XRT cannot have")
             env[node] = made.node_copy(node, lambda a: env[a])
             env[node].meta = dict(node.meta)
     named = {n.name: env[n] for n in env}

@@ -115,7 +115,7 @@ def reason_for_eager(
         return "it is of numbers of Python that vary"
     if node.meta.get("at_border"):
         return AT_BORDER if node.target in _BORDER else "complex numbers"
-    if target is torch.ops.higher_order.with_effects and node.args[1] is aten._linalg_check_errors.default:
+    if only_checks(node):
         return CHECKS
     if isinstance(target, torch._ops.HigherOrderOperator):
         return "it is an operator of higher order"
@@ -138,6 +138,11 @@ def reason_for_eager(
         if value.device.type == "meta":
             return "a tensor without memory"
     return why_elsewhere(node, device)
+
+
+def only_checks(node: Node) -> bool:
+    """Whether a node looks if a factorisation failed, after all that had effects before it. It returns a token."""
+    return node.target is torch.ops.higher_order.with_effects and node.args[1] is aten._linalg_check_errors.default
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
