@@ -197,15 +197,17 @@ def test_indices_of_32_bits_cut_no_graph(kind: str) -> None:
     assert len(stage.module.graph.nodes) < 150
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("align", [True, False])
-def test_resizing_with_antialiasing(align: bool) -> None:
-    """Smaller, larger, and both; with its gradient."""
+def test_resizing_with_antialiasing(align: bool, mode: str) -> None:
+    """Smaller, larger, and both; with its gradient, all of it on XRT."""
     resize = torch.nn.functional.interpolate
     for size in ((3, 4), (5, 20), (1, 1)):
-        agrees(
-            lambda v, size=size: resize(v, size=size, mode="bilinear", align_corners=align, antialias=True),
+        graphs = agrees(
+            lambda v, size=size: resize(v, size=size, mode=mode, align_corners=align, antialias=True),
             torch.randn(2, 3, 8, 9, dtype=torch.float64, requires_grad=True),
         )
+        assert not any(g.eager_nodes for g in graphs)
 
 
 def test_chebyshev_polynomials_of_any_degree() -> None:

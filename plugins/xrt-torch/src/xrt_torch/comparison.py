@@ -8,7 +8,7 @@ right if they are about as near to these as eager's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -77,11 +77,17 @@ class Reference:
     def __init__(self, module: GraphModule) -> None:
         self.module = module
 
-    def versions(self, args: Sequence[Any]) -> list[int] | None:
-        """How often each tensor was written that a call has at hand; None where torch does not count it."""
+    def untouched(self, args: Sequence[Any]) -> Callable[[], bool]:
+        """A function that tells whether nothing was written, since now, of the tensors that a call has at hand."""
         own = (*self.module.parameters(), *self.module.buffers())
         tensors = [x for x in (*args, *own) if isinstance(x, torch.Tensor)]
-        return None if any(t.is_inference() for t in tensors) else [t._version for t in tensors]
+        counted = [(t, t._version) for t in tensors if not t.is_inference()]
+        copied = [(t, t.clone()) for t in tensors if t.is_inference()]  # of which torch counts no writes
+
+        def is_so() -> bool:
+            return all(t._version == v for t, v in counted) and all(torch.equal(t, c) for t, c in copied)
+
+        return is_so
 
     def verdict(self, args: Sequence[Any], found: Sequence[Any], expected: Sequence[Any], draws: bool) -> str:
         """What is wrong with results for these arguments; "" for nothing. expected: those of the module; draws: whether

@@ -6,6 +6,7 @@ A sample is a sum over taps, elements of the input beside its place: along each 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -152,38 +153,58 @@ def grid_sampler_backward(
     return to_x.reshape(x.shape) if output_mask[0] else None, by_grid
 
 
-def _antialiased(size: int, wanted: int, align: bool, factor: float | None, dtype: torch.dtype) -> Tensor:
-    """The matrix that resizes `size` elements to `wanted`: triangles, as wide as an element of the longer side."""
+def _triangle(x: Tensor) -> Tensor:
+    return torch.clamp(1 - x.abs(), min=0)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    """The cubic convolution of R. Keys (1981), whose parameter is -0.5 where torch resizes with antialiasing."""
+    a, d = -0.5, x.abs()
+    near, far = ((a + 2) * d - (a + 3)) * d * d + 1, (((d - 5) * d + 8) * d - 4) * a
+    return torch.where(d < 1, near, torch.where(d < 2, far, 0.0))
+
+
+def _antialiased(size: int, wanted: int, cubic: bool, align: bool, factor: float | None, dtype: torch.dtype) -> Tensor:
+    """The matrix that resizes `size` elements to `wanted`: filters, stretched to elements of the longer side."""
     if align:
         scale = (size - 1) / (wanted - 1) if wanted > 1 else 0.0
     else:
         scale = 1 / factor if factor else size / wanted
-    support = max(scale, 1.0)
+    stretch = max(scale, 1.0)
+    support = stretch * (2 if cubic else 1)
     centre = (torch.arange(wanted, dtype=torch.float64) + 0.5).unsqueeze(1) * scale
     first = torch.clamp(torch.floor(centre - support + 0.5), min=0)
     last = torch.clamp(torch.floor(centre + support + 0.5), max=size)
     at = torch.arange(size, dtype=torch.float64)
-    weight = torch.clamp(1 - (at - centre + 0.5).abs() / support, min=0)
+    weight = (_cubic if cubic else _triangle)((at - centre + 0.5) / stretch)
     weight = torch.where((at >= first) & (at < last), weight, 0.0)
     return (weight / weight.sum(1, keepdim=True)).to(dtype)
 
 
-def _matrices(size: Sequence[int], wanted: Sequence[int], align: bool, factors: Any, dtype: torch.dtype) -> Any:
-    return [_antialiased(n, m, align, f, dtype) for n, m, f in zip(size, wanted, factors, strict=True)]
+def _matrices(
+    size: Sequence[int], wanted: Sequence[int], cubic: bool, align: bool, factors: Any, dtype: torch.dtype
+) -> list[Tensor]:
+    return [_antialiased(n, m, cubic, align, f, dtype) for n, m, f in zip(size, wanted, factors, strict=True)]
 
 
-def upsample_bilinear2d_aa(
-    x: Tensor, size: Sequence[int], align: bool, scale_h: float | None = None, scale_w: float | None = None
+def _resized(
+    cubic: bool,
+    x: Tensor,
+    size: Sequence[int],
+    align: bool,
+    scale_h: float | None = None,
+    scale_w: float | None = None,
 ) -> Any:
     """Resizing of [n, c, h, w] with antialiasing: a matrix along each axis."""
     if not x.dtype.is_floating_point:
         return NotImplemented
     (wide,) = _widened(x)
-    rows, columns = _matrices(x.shape[-2:], size, align, (scale_h, scale_w), wide.dtype)
+    rows, columns = _matrices(x.shape[-2:], size, cubic, align, (scale_h, scale_w), wide.dtype)
     return torch.matmul(torch.matmul(rows, wide), columns.t()).to(x.dtype)
 
 
-def upsample_bilinear2d_aa_backward(
+def _resized_backward(
+    cubic: bool,
     grad: Tensor,
     size: Sequence[int],
     given: Sequence[int],
@@ -191,9 +212,9 @@ def upsample_bilinear2d_aa_backward(
     scale_h: float | None = None,
     scale_w: float | None = None,
 ) -> Tensor:
-    """The gradient of `upsample_bilinear2d_aa`: the matrices transposed."""
+    """The gradient of `_resized`: the matrices transposed."""
     (wide,) = _widened(grad)
-    rows, columns = _matrices(given[-2:], size, align, (scale_h, scale_w), wide.dtype)
+    rows, columns = _matrices(given[-2:], size, cubic, align, (scale_h, scale_w), wide.dtype)
     return torch.matmul(torch.matmul(rows.t(), wide), columns).to(grad.dtype)
 
 
@@ -213,8 +234,10 @@ def _backward(grad: Tensor, x: Tensor, grid: Tensor, *how: Any) -> Any:
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """ATen's operators of resampling that torchlib lacks, or gets wrong."""
     return {
-        aten._upsample_bilinear2d_aa.default: upsample_bilinear2d_aa,
-        aten._upsample_bilinear2d_aa_backward.default: upsample_bilinear2d_aa_backward,
+        aten._upsample_bilinear2d_aa.default: functools.partial(_resized, False),
+        aten._upsample_bilinear2d_aa_backward.default: functools.partial(_resized_backward, False),
+        aten._upsample_bicubic2d_aa.default: functools.partial(_resized, True),
+        aten._upsample_bicubic2d_aa_backward.default: functools.partial(_resized_backward, True),
         aten.grid_sampler_2d.default: _forward,
         aten.grid_sampler_2d_backward.default: _backward,
         aten.grid_sampler_3d.default: _forward,

@@ -461,7 +461,12 @@ def _is_contiguous(x: torch.Tensor) -> bool:
     return all(isinstance(n, int) for n in (*x.shape, *x.stride())) and x.is_contiguous()
 
 
-_WRONG = (torch.ops.aten._linalg_det, torch.ops.aten._upsample_bilinear2d_aa, torch.ops.aten.histc)
+_WRONG = (
+    torch.ops.aten._linalg_det,
+    torch.ops.aten._upsample_bicubic2d_aa,
+    torch.ops.aten._upsample_bilinear2d_aa,
+    torch.ops.aten.histc,
+)
 
 
 def _connect(graph: torch.fx.Graph, made: ir.Graph, values: dict[str, Any]) -> None:
