@@ -162,7 +162,12 @@ def _gathers(graph: Graph, node: Node, order: list[int], size: list[int], stride
         made.meta["val"] = places
         return made
 
-    x = added(aten.permute.default, [like.shape[i] for i in order], x, order)
+    def permuted(x: Node, axes: Sequence[int]) -> Node:
+        shape = x.meta["val"].shape
+        is_same = list(axes) == sorted(axes)
+        return x if is_same else added(aten.permute.default, [shape[i] for i in axes], x, axes)
+
+    x = permuted(x, order)
     axes = _axes(like.numel(), size, stride, begin)
     if axes is None:
         grid = torch.full([], begin)
@@ -186,6 +191,5 @@ def _gathers(graph: Graph, node: Node, order: list[int], size: list[int], stride
     moving = {i for a in axes for i in a.steps}
     shape = [size[i] if i in moving else 1 for i in along]
     x = added(aten.view.default, shape, x, shape)
-    back = [along.index(i) for i in range(len(size))]
-    x = added(aten.permute.default, [shape[i] for i in back], x, back)
-    return added(aten.expand.default, size, x, size)
+    x = permuted(x, [along.index(i) for i in range(len(size))])
+    return x if list(x.meta["val"].shape) == size else added(aten.expand.default, size, x, size)

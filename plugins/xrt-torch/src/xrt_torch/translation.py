@@ -46,15 +46,17 @@ class UntranslatableError(ModelLoadError):
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Without the exporter's notes on what it lacks and promotes, which are nothing to users; one thread at a time."""
-    log = logging.getLogger("torch.onnx")
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        before = log.level
-        log.setLevel(logging.ERROR)
+        levels = [log.level for log in logs]
+        for log in logs:
+            log.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            log.setLevel(before)
+            for log, level in zip(logs, levels, strict=True):
+                log.setLevel(level)
 
 
 @functools.cache
