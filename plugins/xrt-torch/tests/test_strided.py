@@ -122,7 +122,6 @@ LAID_OUT = {
     "pooling of channels that come last": lambda x: nn.functional.adaptive_avg_pool2d(
         (x.view(1, 3, 3, 4) * 2).permute(0, 3, 1, 2), 2
     ).permute(0, 2, 3, 1).view(-1),
-    "columns that are filled": lambda x: (x * 2).t().index_fill(0, torch.tensor([1]), 3.0).t().view(-1) + 1,
     "softmax of rows that may be masked": lambda x: aten._safe_softmax(x.t(), 0).view(-1),
 }  # fmt: skip
 

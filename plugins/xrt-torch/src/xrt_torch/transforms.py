@@ -12,11 +12,21 @@ from collections.abc import Iterator
 try:
     from torch._C import _enter_dual_level, _exit_dual_level
     from torch._C._functorch import (
+        TransformType,
+        _func_decrement_nesting,
+        _grad_decrement_nesting,
+        _jvp_decrement_nesting,
+        _vmap_decrement_nesting,
         get_dynamic_layer_stack_depth,
         peek_interpreter_stack,
-        pop_dynamic_layer_stack_and_undo_to_depth,
     )
 
+    _LEAVE = {
+        TransformType.Functionalize: _func_decrement_nesting,
+        TransformType.Grad: _grad_decrement_nesting,
+        TransformType.Jvp: _jvp_decrement_nesting,
+        TransformType.Vmap: _vmap_decrement_nesting,
+    }
     _KNOWN = True
 except ImportError:
     _KNOWN = False
@@ -38,7 +48,8 @@ def left_on_failure() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while get_dynamic_layer_stack_depth() > depth:
+            _LEAVE[peek_interpreter_stack().key()]()
         if not is_forward and _in_forward_mode():
             _exit_dual_level(level=0)  # there is no other: forward mode does not nest
         raise
