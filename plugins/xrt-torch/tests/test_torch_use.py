@@ -417,6 +417,48 @@ def test_a_wrong_decomposition_ends_in_eager(monkeypatch: pytest.MonkeyPatch, ba
     assert [e.fields["kind"] for e in events if e.name == "fallback"] == ["wrong numbers"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_communicates_is_never_called_twice() -> None:
+    """A call that is compared would add to another process's next sum: two processes got wrong ones, unnoticed, where
+    one had compiled earlier than the other."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("this torch has no collective operators")
+
+    def f(x: Any) -> Any:
+        y = x * 2
+        distributed.all_reduce(y)
+        return y + 1
+
+    events: list[Any] = []
+    undo = xrt.subscribe(events.append)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        call = torch.compile(f, backend=backend, options=HOST)
+        for _ in range(3):
+            torch.testing.assert_close(call(torch.ones(4)), torch.full((4,), 3.0))
+    finally:
+        distributed.destroy_process_group()
+        undo()
+    assert xrt_torch.graphs() == []
+    assert any("communicates" in e.fields["error"] for e in events if e.name == "fallback")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_results_that_cannot_be_compared_are_eagers() -> None:
+    """Such as sparse ones."""
+
+    def f(x: Any) -> Any:
+        return (x * 2).to_sparse(), x + 1
+
+    x = torch.eye(3)
+    call = torch.compile(f, backend=backend, options=HOST)
+    for _ in range(4):
+        made, other = call(x)
+        torch.testing.assert_close(made.to_dense(), x * 2)
+        torch.testing.assert_close(other, x + 1)
+
+
 def test_what_aotautograd_gets_wrong_ends_in_eager() -> None:
     """A graph that raises where the module does not is the module's from then on, with the event; what the caller does
     wrong is raised as it is, and changes nothing."""

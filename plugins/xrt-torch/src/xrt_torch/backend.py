@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.fx import GraphModule
@@ -52,6 +52,10 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         for x in inputs:
             if isinstance(x, torch.Tensor) and (why := _why_eager(x)):
                 raise UnsupportedError(why)
+        if _communicates(module):
+            raise UnsupportedError(
+                "it communicates with other processes, which would not make a call twice when this one compares results"
+            )
         device = device_of(inputs)
         _ = module.code  # a lazy graph gets its own `forward`, where each call would look whether it has one
         return _aot(module, inputs, on_device(given, device), background, freeze, device)
@@ -62,6 +66,16 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
             raise
         _fall_back(e)
         return module.forward
+
+
+_COLLECTIVES: Final = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem")
+"""Libraries of operators by which processes communicate."""
+
+
+def _communicates(module: GraphModule) -> bool:
+    """Whether a graph of TorchDynamo, or one within it, has collective operators."""
+    graphs = (m.graph for m in module.modules() if isinstance(m, GraphModule))
+    return any(str(n.target).partition(".")[0] in _COLLECTIVES for graph in graphs for n in graph.nodes)
 
 
 def _fall_back(error: Exception) -> None:

@@ -91,7 +91,7 @@ class Reference:
 
     def verdict(self, args: Sequence[Any], found: Sequence[Any], expected: Sequence[Any], draws: bool) -> str:
         """What is wrong with results for these arguments; "" for nothing. expected: those of the module; draws: whether
-        it drew random numbers, which would be others in float64."""
+        it drew random numbers, which would be others in float64. Raises what torch does where it cannot compare."""
         comparison = Comparison(self.module.graph)
         if draws:
             return comparison.wrong(found, expected)

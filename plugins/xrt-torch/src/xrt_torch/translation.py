@@ -167,10 +167,10 @@ def _interpolate_backward(
     for i in range(len(size) - 2, -1, -1):
         is_first_of_three = i < len(size) - 2
         if is_first_of_three:  # what is behind it is one axis
-            made = op.Reshape(made, op.Constant(value_ints=[*given[:2], size[0], -1]))
+            made = op.Reshape(made, op.Constant(value_ints=[0, 0, size[0], -1]))
         made = op.MatMul(_constant(op, matrices[i].t().contiguous()), made)
         if is_first_of_three:
-            made = op.Reshape(made, op.Constant(value_ints=list(given)))
+            made = op.Reshape(made, op.Constant(value_ints=[0, 0, *given[2:]]))
     return made
 
 
