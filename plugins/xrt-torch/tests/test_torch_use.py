@@ -352,6 +352,28 @@ def test_a_graph_that_is_called_once_costs_no_capture() -> None:
     assert all(g.is_proven and g.reason is None for g in xrt_torch.graphs())
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_tensors_that_share_memory_later_are_eagers(background: bool) -> None:
+    """What is written through one is seen through the other, which a graph captured for others does not know of."""
+
+    def f(a: Any, b: Any) -> Any:
+        a.add_(1)
+        return a * 2 + b
+
+    call = torch.compile(f, backend=backend, options={"engine": "host", "background": background})
+    for shares in (False, False, False, False, True, False, True):
+        found = []
+        for function in (call, f):
+            base = torch.arange(8.0)
+            a, b = (base[:4], base[2:6]) if shares else (base[:4].clone(), base[2:6].clone())
+            found.append([function(a, b), a, b])
+        for got, wanted in zip(*found, strict=True):
+            torch.testing.assert_close(got, wanted)
+        assert xrt_torch.wait(60)
+    (graph,) = xrt_torch.graphs()
+    assert graph.is_proven
+
+
 def test_tensors_that_share_memory_are_captured_at_once() -> None:
     """As AOTAutograd looks at the tensors themselves, and not at what stands for them."""
     call = torch.compile(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,13 +15,13 @@ from torch.fx import GraphModule
 from xrt_core.errors import CacheError, OptionError, UnsupportedError
 from xrt_core.events import process_events
 from xrt_core.options import resolve
-from xrt_torch.choice import Choice
+from xrt_torch.choice import Call, Choice
 from xrt_torch.comparison import Reference
 from xrt_torch.compiled import CompiledGraph, any_engine_will_do
 from xrt_torch.decompositions import table
 from xrt_torch.devices import CPU, device_of, on_device
 from xrt_torch.interpolation import WholeInterpolation
-from xrt_torch.kept import TranslationFile, writes_inputs
+from xrt_torch.kept import TranslationFile, written_inputs
 from xrt_torch.transforms import left_on_failure
 
 
@@ -152,7 +153,10 @@ def _aot(
             return graphs[0]
         made = aot_autograd(**_compilers(options, background, graphs, freeze, file, device))
         with _capturing():
-            return made(module, given)
+            compiled = made(module, given)
+        own = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        written = [i - len(own) for i in written_inputs() if i >= len(own)]
+        return _unless_shared(compiled, module.forward, written) if written and shapes is not None else compiled
 
     def capture_later() -> Any:
         assert shapes is not None
@@ -175,6 +179,17 @@ def _aot(
 
     def call(*args: Any) -> Any:
         return choice.answer(*args)
+
+    return call
+
+
+def _unless_shared(compiled: Call, module: Call, written: Sequence[int]) -> Call:
+    """What AOTAutograd made of inputs that share no memory; the module answers where one that is written does."""
+
+    def call(*args: Any) -> Any:
+        places = [x.untyped_storage()._cdata if isinstance(x, torch.Tensor) else None for x in args]
+        known = Counter(places)
+        return (module if any(known[places[i]] > 1 for i in written) else compiled)(*args)
 
     return call
 
@@ -224,7 +239,7 @@ def _compilers(
 
     def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
         keeps = file if kind == "inference" and file is not None and file.fits(graph) else None
-        freezes = False if freeze is None and writes_inputs() else freeze
+        freezes = False if freeze is None and written_inputs() else freeze
         made = CompiledGraph(graph, kind, options, background, parameters, freezes, keeps, device=device)
         graphs.append(made)
         return make_boxed_func(made)

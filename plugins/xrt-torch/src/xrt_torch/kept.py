@@ -130,7 +130,7 @@ class TranslationFile:
         from torch._guards import TracingContext
 
         known = getattr(TracingContext.try_get(), "fw_metadata", None)
-        if known is None or writes_inputs():
+        if known is None or written_inputs():
             return False
         if not all(o.output_type is OutputType.non_alias for o in known.output_info):
             return False
@@ -165,12 +165,14 @@ class TranslationFile:
         self._disk.write(self._key, {**info, "created": round(time.time(), 3)}, self._text, encode(to_builtins(made)))
 
 
-def writes_inputs() -> bool:
-    """Whether the graph that AOTAutograd compiles just now changes its inputs, as far as it says."""
+def written_inputs() -> list[int]:
+    """The places of the inputs, after the module's own tensors, that the graph which AOTAutograd compiles just now
+    changes, as far as it says."""
     from torch._guards import TracingContext
 
     known = getattr(TracingContext.try_get(), "fw_metadata", None)
-    return known is not None and any(i.mutates_data or i.mutates_metadata for i in known.input_info)
+    infos = () if known is None else known.input_info
+    return [i for i, info in enumerate(infos) if info.mutates_data or info.mutates_metadata]
 
 
 def _ends(graph: Graph) -> tuple[list[str], list[str]]:
