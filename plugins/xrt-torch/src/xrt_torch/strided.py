@@ -91,8 +91,19 @@ class _Axis(NamedTuple):
 
 
 def is_known(node: Node) -> bool:
-    """Whether it is known which elements of its operand a view has: those of a tensor of fixed sizes without gaps."""
-    return _arguments(node) is not None
+    """Whether it is known which elements of its operand a view has: those of a tensor of fixed sizes without gaps, and
+    of one that the graph computes where the first is said by its place in memory, which no guard of torch looks at."""
+    return _arguments(node) is not None and (len(node.args) < 4 or node.args[3] is None or not _is_of_input(node))
+
+
+def _is_of_input(node: Node) -> bool:
+    """Whether a node is a view of an input of its graph."""
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not any(r.alias_info for r in schema.returns):
+            return False
+        node = node.args[0]  # type: ignore[assignment]
+    return True
 
 
 def take_apart(graph: Graph) -> None:

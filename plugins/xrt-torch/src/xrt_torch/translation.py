@@ -447,7 +447,8 @@ def mistrust(node: torch.fx.Node) -> str | None:
     first = next((v for n in node.all_input_nodes if isinstance(v := n.meta.get("val"), torch.Tensor)), None)
     if packet is aten.grid_sampler_2d and first is not None and first.dtype in (torch.float16, torch.bfloat16):
         return "torch rounds the grid to narrow floats"
-    if packet is aten.as_strided and not (is_known(node) or (first is not None and _is_contiguous(first))):
+    is_plain = first is not None and _is_contiguous(first) and node.args[3:] in ((), (None,))
+    if packet is aten.as_strided and not (is_known(node) or is_plain):
         return "it reads elements as they lie in memory"
     if target in (interpolate._opoverload, interpolate_backward._opoverload) and rounds_otherwise(node):
         return "torch rounds what it interpolates in a way of its own"
