@@ -69,7 +69,7 @@ class Row:
         (b'{"name": 3, "sizes": []}', r"Expected `str`, got `int` - at `\$.name`"),
         (b'{"name": "a"}', "missing required field `sizes`"),
         (b'{"name": "a", "sizes": [1e999]}', "out of range"),
-        (b'{"name": "\xff", "sizes": []}', "UnicodeDecodeError"),
+        (b'{"name": "\xff", "sizes": []}', "UnicodeDecodeError|Invalid UTF-8"),  # by msgspec 0.22 and 0.23
         (b"[" * 100_000, f"more than {MOST_NESTED} levels"),
         (b'"' + b'\\"' * 1_000_000, "is damaged"),  # in linear time
         (b"", "is damaged"),
