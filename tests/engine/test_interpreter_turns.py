@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from xrt_core.engine import interpreter_turns
 from xrt_core.engine.boundary import changed, snapshot
 from xrt_core.engine.interpreter_turns import shorter_turns
 from xrt_core.testing.processes import run_python
@@ -31,6 +32,20 @@ def test_turns_are_short_until_the_last_body_ends() -> None:
     assert sys.getswitchinterval() == pytest.approx(2e-4)
     second.__exit__(None, None, None)
     assert sys.getswitchinterval() == pytest.approx(5e-3)
+
+
+def test_the_shortest_of_overlapping_bodies_holds() -> None:
+    """And none is taken for a change by somebody else."""
+    first, second = shorter_turns(), shorter_turns(1e-5)
+    first.__enter__()
+    second.__enter__()
+    assert sys.getswitchinterval() == pytest.approx(1e-5, abs=2e-6)
+    assert interpreter_turns.usual_interval() == pytest.approx(5e-3)
+    second.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(2e-4, abs=2e-6)
+    assert interpreter_turns.usual_interval() == pytest.approx(5e-3)
+    first.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(5e-3, abs=2e-6)
 
 
 def test_an_error_in_the_body() -> None:
@@ -61,6 +76,24 @@ def test_it_is_no_change_of_an_engines() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process forks here")
+def test_the_last_body_may_end_while_the_interval_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short one was told, and held against an engine, or a test."""
+    usual, body, lock = sys.getswitchinterval(), shorter_turns(), interpreter_turns._lock
+    body.__enter__()
+
+    class EndsTheBody:
+        def __enter__(self) -> None:
+            monkeypatch.setattr(interpreter_turns, "_lock", lock)
+            body.__exit__(None, None, None)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    monkeypatch.setattr(interpreter_turns, "_lock", EndsTheBody())
+    assert interpreter_turns.usual_interval() == pytest.approx(usual)
+
+
 def test_a_process_forked_meanwhile_has_the_usual_interval() -> None:
     """Its bodies are the parent's."""
     run_python("""

@@ -19,44 +19,53 @@ _INTERVAL: Final = 2e-4
 """Seconds of a turn. With 5 ms the slowest call of a model beside its compilation took 18 to 20 times its own time,
 with 1 ms 13 to 14, with this 8 to 10, and with a quarter of it 9."""
 _lock = threading.RLock()  # a signal's handler may compute as well
-_bodies: set[object] = set()
+_bodies: dict[object, float] = {}
+"""The interval of each body."""
 _before = 0.0
 """The interval that was found, while there are bodies."""
+_set = 0.0
+"""The one that is theirs, or was found to be shorter."""
 
 
 @contextlib.contextmanager
-def shorter_turns() -> Iterator[None]:
+def shorter_turns(interval: float = _INTERVAL) -> Iterator[None]:
     """In the body, threads wait less for each other's turns at the interpreter (`sys.setswitchinterval`).
 
-    Bodies may overlap. What was set is set back after the last one, unless somebody else set it meanwhile; a shorter
-    interval than this is left as it is.
+    interval: seconds of a turn. Bodies may overlap; the shortest of their intervals holds. What was set is set back
+    after the last one, unless somebody else set it meanwhile; a shorter interval than theirs is left as it is.
     """
-    global _before
+    global _before, _set
     body = object()
     try:
         with _lock:
             if not _bodies:
-                _before = sys.getswitchinterval()
-            _bodies.add(body)
-            if len(_bodies) == 1 and _before > _INTERVAL:
-                sys.setswitchinterval(_INTERVAL)
+                _before = _set = sys.getswitchinterval()
+            _bodies[body] = interval
+            _apply()
         yield
     finally:  # also where a signal ends the body before it began
         with _lock:
-            _bodies.discard(body)
-            if not _bodies and _is_ours(sys.getswitchinterval()):
-                sys.setswitchinterval(_before)
+            _bodies.pop(body, None)
+            _apply()
 
 
 def usual_interval() -> float:
     """Seconds of the switch interval outside of such bodies."""
-    now = sys.getswitchinterval()
-    with _lock:
+    with _lock:  # the last body may end while another thread waits
+        now = sys.getswitchinterval()
         return _before if _bodies and _is_ours(now) else now
 
 
+def _apply() -> None:
+    """Set the interval that the bodies want, unless somebody else has set it."""
+    global _set
+    if _is_ours(sys.getswitchinterval()):
+        _set = min((_before, *_bodies.values()))
+        sys.setswitchinterval(_set)
+
+
 def _is_ours(interval: float) -> bool:
-    return abs(interval - _INTERVAL) < 5e-6  # it is kept in whole microseconds, rounded down at each setting
+    return abs(interval - _set) < 5e-6  # it is kept in whole microseconds, rounded down at each setting
 
 
 def _after_fork() -> None:

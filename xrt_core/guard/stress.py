@@ -12,7 +12,6 @@ import gc
 import itertools
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ import numpy as np
 
 from xrt_core.engine.boundary import Aspect, State, changed, restore, snapshot
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, Tolerance
-from xrt_core.engine.interpreter_turns import usual_interval
+from xrt_core.engine.interpreter_turns import shorter_turns
 from xrt_core.events import Event, subscribe
 from xrt_core.guard.worker_pool import own_memory
 from xrt_core.verify.checker import Check, ResultChecker, same_bytes
@@ -226,16 +225,12 @@ class _Runs:
             except BaseException:  # of the other thread, or of reading a result
                 barrier.abort()
 
-        interval = usual_interval()  # a body of shorter turns may end meanwhile
-        sys.setswitchinterval(_SWITCH)
-        try:
+        with shorter_turns(_SWITCH):
             threads = [threading.Thread(target=serve, args=(n,), name="xrt-stress", daemon=True) for n in (0, 1)]
             for t in threads:
                 t.start()
             for t in threads:
                 t.join()
-        finally:
-            sys.setswitchinterval(interval)
         runs = list(itertools.chain(*found))
         return not barrier.broken and not any(reason or case.judge(results) for case, reason, results in runs)
 
