@@ -66,6 +66,17 @@ def test_what_somebody_sets_meanwhile_stays(own: float) -> None:
     assert sys.getswitchinterval() == pytest.approx(own)
 
 
+@pytest.mark.parametrize("own", [2e-4, 1.99e-4, 3.33e-4, 1e-5])
+def test_the_interval_does_not_drift(own: float) -> None:
+    """It is kept in whole microseconds, rounded down."""
+    sys.setswitchinterval(own + 5e-7)
+    before = sys.getswitchinterval()
+    for _ in range(5):
+        with shorter_turns(), shorter_turns(1e-5):
+            pass
+    assert sys.getswitchinterval() == before
+
+
 def test_it_is_no_change_of_an_engines() -> None:
     """What an engine leaves changed is found beside a body of another thread, and a body is not taken for it."""
     before = snapshot()

@@ -59,13 +59,15 @@ def usual_interval() -> float:
 def _apply() -> None:
     """Set the interval that the bodies want, unless somebody else has set it."""
     global _set
-    if _is_ours(sys.getswitchinterval()):
+    now = sys.getswitchinterval()
+    if _is_ours(now):
         _set = min((_before, *_bodies.values()))
-        sys.setswitchinterval(_set)
+        if _set != now:
+            sys.setswitchinterval(_set + 5e-7)  # it is kept in whole microseconds, rounded down
 
 
 def _is_ours(interval: float) -> bool:
-    return abs(interval - _set) < 5e-6  # it is kept in whole microseconds, rounded down at each setting
+    return abs(interval - _set) < 5e-6
 
 
 def _after_fork() -> None:
