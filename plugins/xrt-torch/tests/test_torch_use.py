@@ -471,19 +471,27 @@ def test_what_communicates_is_never_called_twice() -> None:
     assert any("communicates" in e.fields["error"] for e in events if e.name == "fallback")
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_results_that_cannot_be_compared_are_eagers() -> None:
-    """Such as sparse ones."""
+    """Whatever torch raises when it compares them; what was compiled is let go."""
+    released = []
+    graph = types.SimpleNamespace(
+        name="g", module=None, reason=None, is_compiling=False, is_proven=False, release=lambda: released.append(1)
+    )
 
-    def f(x: Any) -> Any:
-        return (x * 2).to_sparse(), x + 1
+    def refuses(*_: Any) -> str:
+        raise NotImplementedError("no kernel")
 
-    x = torch.eye(3)
-    call = torch.compile(f, backend=backend, options=HOST)
-    for _ in range(4):
-        made, other = call(x)
-        torch.testing.assert_close(made.to_dense(), x * 2)
-        torch.testing.assert_close(other, x + 1)
+    reference = types.SimpleNamespace(module="torch's", untouched=lambda args: lambda: True, verdict=refuses)
+    events: list[Any] = []
+    undo = xrt.subscribe(events.append)
+    try:
+        answers = Choice(lambda x: (x * 2,), lambda: lambda x: (x * 3,), [graph], race=True, reference=reference)
+        for _ in range(2):
+            assert torch.equal(answers.answer(torch.ones(3))[0], torch.full((3,), 2.0))
+    finally:
+        undo()
+    assert ["no kernel" in e.fields["error"] for e in events if e.name == "fallback"] == [True]
+    assert released == [1]
 
 
 def test_what_aotautograd_gets_wrong_ends_in_eager() -> None:
