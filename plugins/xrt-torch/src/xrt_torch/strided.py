@@ -102,7 +102,8 @@ def _is_of_input(node: Node) -> bool:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not any(r.alias_info for r in schema.returns):
             return False
-        node = node.args[0]  # type: ignore[assignment]
+        operand: Any = node.args[0]
+        node = operand
     return True
 
 
@@ -118,9 +119,10 @@ def take_apart(graph: Graph) -> None:
 def _arguments(node: Node) -> tuple[list[int], list[int], list[int], int] | None:
     """The operand's axes as they lie in memory, the view's sizes and strides, and the place of its first element in the
     operand; None where they are not known, or the view has elements that are not the operand's."""
-    x: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
-    size, stride, offset = (*node.args[1:], None)[:3]
-    numbers: list[Any] = [*size, *stride, offset or 0]  # type: ignore[misc]
+    arguments: Any = (*node.args, None)
+    operand, size, stride, offset = arguments[:4]
+    x: Any = operand.meta.get("val")
+    numbers = [*size, *stride, offset or 0]
     if not isinstance(x, Tensor) or not all(isinstance(n, int) for n in (*numbers, *x.shape, *x.stride())):
         return None
     begin = 0 if offset is None else offset - x.storage_offset()
@@ -130,9 +132,9 @@ def _arguments(node: Node) -> tuple[list[int], list[int], list[int], int] | None
         if x.shape[i] != 1 and x.stride(i) != expected:
             return None
         expected *= x.shape[i]
-    last = begin + sum((n - 1) * s for n, s in zip(size, stride, strict=True))  # type: ignore[arg-type, misc]
-    is_within = math.prod(size) > 0 and begin >= 0 and last < x.numel()  # type: ignore[arg-type]
-    return (order, list(size), list(stride), begin) if is_within else None  # type: ignore[arg-type]
+    last = begin + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    is_within = math.prod(size) > 0 and begin >= 0 and last < x.numel()
+    return (order, list(size), list(stride), begin) if is_within else None
 
 
 def _axes(elements: int, size: Sequence[int], stride: Sequence[int], begin: int) -> list[_Axis] | None:
