@@ -492,6 +492,71 @@ def test_an_exported_program_runs_without_torch(tmp_path: Any) -> None:
         xrt.XRTModule(model)
 
 
+class Accumulating(nn.Module):
+    """Results that depend on what earlier calls wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x
+        return self.total * 2
+
+
+def test_exported_programs_with_state_are_refused() -> None:
+    """The second call's result would be the first one's."""
+    with pytest.raises(xrt.ModelLoadError, match="writes the buffer 'total', and its results depend on it"):
+        xrt.XRTModule(Accumulating(), example=(torch.ones(3),), engine="host")
+
+
+def test_writes_of_exported_programs_that_no_caller_sees_are_told() -> None:
+    """Into an argument, or into statistics; the program's own buffers are as they were after the comparison."""
+    seen = []
+    unsubscribe = xrt.subscribe(lambda e: seen.append(e.fields.get("targets")) if "torch" in e.name else None)
+    model = Of(lambda x: model.norm(x.mul_(2)), norm=nn.BatchNorm1d(4))
+    x = torch.randn(5, 4)
+    want = nn.BatchNorm1d(4)(x * 2).detach()
+    program = torch.export.export(model, (x,))
+    found = xrt.XRTModule(program, engine="host")(x)
+    unsubscribe()
+    torch.testing.assert_close(torch.as_tensor(found), want)
+    assert seen == ["norm.running_mean, norm.running_var, norm.num_batches_tracked, args_0"]
+    assert not program.state_dict["norm.running_mean"].any()
+
+
+@pytest.mark.parametrize("function", [torch.sin, lambda x: torch.cond(x.sum() > 0, torch.sin, torch.neg, (x,))])
+def test_a_mistranslated_exported_program_is_refused(function: Any, monkeypatch: Any) -> None:
+    """A graph that computes something else than eager does, in a branch as well."""
+    import_model = xrt.import_model
+
+    def wrong(translated: Any) -> Any:
+        for node in translated.graph.all_nodes():
+            node.op_type = "Cos" if node.op_type == "Sin" else node.op_type
+        return import_model(translated)
+
+    monkeypatch.setattr(xrt, "import_model", wrong)
+    x = torch.rand(4)
+    with pytest.raises(xrt.ModelLoadError, match=r"mistranslated: result 0 \(.*\): differs by up to"):
+        xrt.XRTModule(Of(function), example=(x,), engine="host")
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: nn.functional.dropout(x, 0.5, True), "it draws random numbers"),
+        (lambda x: torch.linalg.inv(x), "eager raises"),
+    ],
+)
+def test_what_cannot_be_compared_of_exported_programs_is_told(function: Any, reason: str) -> None:
+    seen = []
+    unsubscribe = xrt.subscribe(lambda e: seen.append(e.fields["reason"]) if e.name == "torch.not_compared" else None)
+    xrt.XRTModule(torch.export.export(Of(function), (torch.zeros(2, 2),)), engine="host")
+    unsubscribe()
+    assert len(seen) == 1
+    assert seen[0].startswith(reason)
+
+
 class Of(nn.Module):
     """A module that computes a function, and holds others."""
 
