@@ -111,16 +111,18 @@ class EventLog:
     """A ring buffer of the latest events. Emitting costs about a microsecond and is thread-safe.
 
     heard: the listeners of every log; empty where nobody listens. most: the highest level at which events are logged:
-    what goes wrong with something that is only tried warns nobody.
+    what goes wrong with something that is only tried warns nobody. silent: events are kept, not logged, and no listener
+    hears them.
     """
 
     heard: ClassVar[Sequence[Listener]] = _listeners
 
-    __slots__ = ("_ring", "most")
+    __slots__ = ("_ring", "most", "silent")
 
-    def __init__(self, size: int = 256, most: int = logging.CRITICAL) -> None:
+    def __init__(self, size: int = 256, most: int = logging.CRITICAL, *, silent: bool = False) -> None:
         self._ring: deque[Event] = deque(maxlen=size)
         self.most = most
+        self.silent = silent
 
     def emit(self, name: str, *, level: int = logging.DEBUG, seconds: float | None = None, **fields: Any) -> Event:
         """Record an event, log it at `level`, and call the listeners; an exception of a listener is logged only."""
@@ -159,6 +161,8 @@ class EventLog:
 
     def _notify(self, event: Event, level: int) -> None:
         self._ring.append(event)
+        if self.silent:
+            return
         logger.log(min(level, self.most), "%s", event)
         _tell(event)
 

@@ -7,7 +7,7 @@ import os
 import pathlib
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -109,6 +109,8 @@ class XRTModule(GuardedModule):
             settle_operators(graph, self.options)
             graph = graph if saved is not None else quantised(graph, self._pipeline)
             self._source = ImportedModel(graph, self._pipeline, shapes)
+            if rollout is None:
+                self._check_passes(graph, shapes, partial(pipeline_for, self.options, choose, self.events, None))
         if calibration is not None and self.options.accuracy is None:
             raise InputError("calibration is for accuracy=, which says how far results may be off")
         if self.options.accuracy is not None:
@@ -120,6 +122,24 @@ class XRTModule(GuardedModule):
             held = {**options, "rollout": structs.replace(given.rollout, share=0.0)}
             self._proven = XRTModule(model, engine=engine, example=example, shapes=shapes, **held)
             self._source = rollout.answering(self._source, self._proven, partial(self._pipeline.wait, 0.0))
+
+    def _check_passes(self, graph: Graph, shapes: Any, make: Callable[[Sequence[str]], Pipeline]) -> None:
+        """Compare the first call with the model as it was given. make: makes a pipeline without passes, by name."""
+        from xrt_core.compiler.models import ImportedModel
+        from xrt_core.compiler.pass_check import PassCheck, keeps_results
+        from xrt_core.compiler.tiering import TieredPipeline
+        from xrt_core.ir.graph import bind_defaults
+
+        module = weakref.ref(self)
+
+        def replan(pipeline: Pipeline) -> None:
+            if (found := module()) is not None:
+                before = found._pipeline
+                found._source, found._pipeline = ImportedModel(graph, pipeline, shapes), pipeline
+                before.close()
+
+        if isinstance(self._pipeline, TieredPipeline) and keeps_results(self.options):
+            PassCheck(bind_defaults(graph), self._pipeline, make, replan)
 
     def _with_rollout(self, options: Options, is_saved: bool) -> Options:
         """The options, without a rollout where that does not apply. Raises UnsupportedError where it was said for this
@@ -343,11 +363,16 @@ class XRTModule(GuardedModule):
         from xrt_core.compiler.bound import Binding
 
         inputs, outputs = dict(_mapping(inputs)), dict(_mapping(outputs or {}))
-        names, run = self._source.bound(inputs, outputs)
+        source = self._source
+        names, run = source.bound(inputs, outputs)
 
         def watched() -> Sequence[Any]:
+            nonlocal source, run
             if self._calibration.active is not None:
                 self._record(self._calibration.active, (), inputs)
+            if self._source is not source:  # a pass was left out
+                source = self._source
+                run = source.bound(inputs, outputs)[1]
             return run()
 
         return Binding(inputs, outputs, names, watched)

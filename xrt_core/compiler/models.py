@@ -309,8 +309,8 @@ class CompiledGraph:
         entry = self.plans.entry_for(checked)
         plan = entry.plan
         assert isinstance(plan, Planned)
-        if at_once:
-            plan = _final(plan)
+        if at_once and isinstance(plan, BaselinePlan):
+            plan = plan.finish(checked)
         self._last = entry
         call = bind(plan, arrays, plan.engines, *plan.host)
         often = isinstance(entry, SymbolicEntry) and not isinstance(plan, BaselinePlan)

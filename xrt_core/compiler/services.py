@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -100,11 +100,13 @@ def build_services(
     *,
     registry: PassRegistry | None = None,
     host_only: bool = False,
+    without: Collection[str] = (),
 ) -> Services:
     """Build the services for these options and engines.
 
     saved: the model file the module was loaded from, whose executables are used. registry: the pass registry as of
-    the creation of the module; None: the current one. host_only: another pipeline has the engines.
+    the creation of the module; None: the current one. host_only: another pipeline has the engines. without: names of
+    passes that are left out.
 
     Raises OptionError for options that the engines do not accept, and for marks that name an unselected engine.
     """
@@ -150,7 +152,7 @@ def build_services(
         guard=guard,
         rules=rules_of(options),
         registry=registry,
-        passes={stage: registry.order(stage) for stage in STAGES},
+        passes={stage: [p for p in registry.order(stage) if p.name not in without] for stage in STAGES},
         precision=lowering(options),
         trace=Trace(options.trace, events) if options.trace else None,
         host_only=host_only or options.engine == (HOST,),

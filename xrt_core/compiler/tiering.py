@@ -44,13 +44,18 @@ _BUSY: Final = 1.0  # seconds until a call retries a tier-up whose lock another 
 
 
 def pipeline_for(
-    options: Options, choose: Callable[[Collection[str]], Chosen], events: EventLog, saved: ModelFile | None = None
+    options: Options,
+    choose: Callable[[Collection[str]], Chosen],
+    events: EventLog,
+    saved: ModelFile | None = None,
+    without: Collection[str] = (),
 ) -> Pipeline:
     """Return the pipeline of a module: tiered with an asynchronous guard, else one that compiles before the first
     result.
 
     choose: excluded engine names -> selected engines. It is called here if it may raise, else after the first call.
-    saved: the model file the module was loaded from; its executables need no tier-up.
+    saved: the model file the module was loaded from; its executables need no tier-up. without: names of passes that are
+    left out, as far as there is a tier-up.
 
     Raises OptionError, and the errors of `choose`.
     """
@@ -60,21 +65,22 @@ def pipeline_for(
     if settings is not None and settings.isolated:
         _check_in_worker(options, settings, disk, events)
     if settings is None or waits or options.engine == (HOST,):
-        without: Collection[str] = ()
+        crashing: Collection[str] = ()
         if settings is not None and saved is None and _any_engine_will_do(options):
             from xrt_core.guard.capability import crashing_engines
 
-            without = crashing_engines(settings, disk, events)
-        return Pipeline(build_services(options, choose(without), events, saved))
+            crashing = crashing_engines(settings, disk, events)
+        return Pipeline(build_services(options, choose(crashing), events, saved))
     chosen = None if _any_engine_will_do(options) else choose(())
     if chosen is not None and not chosen:
         return Pipeline(build_services(options, (), events))
     background = BackgroundCompiler(settings, ", ".join(options.engine or (AUTO,)), disk, events)
-    host = build_services(options, (), events, host_only=True)
+    host = build_services(options, (), events, host_only=True, without=without)
 
     def make() -> TieredPipeline:
         engines = choose(background.crashing_engines()) if chosen is None else chosen
-        return TieredPipeline(build_services(options, engines, events, registry=host.registry), background)
+        services = build_services(options, engines, events, registry=host.registry, without=without)
+        return TieredPipeline(services, background)
 
     pipeline = BaselinePipeline(host, background, make, chosen or ())
     if options.engine_options or any(rule.engine != HOST for rule in host.rules):
@@ -104,12 +110,24 @@ def _any_engine_will_do(options: Options) -> bool:
     return options.engine in (None, (AUTO,)) and options.device is None and not (switched or options.engine_options)
 
 
+class FirstCall(Struct, frozen=True):
+    """The first call of a plan, without results where it was only prepared for, and what the plan was made for, as of
+    `Pipeline.compile`."""
+
+    answered: Answered
+    types: Sequence[ValueType | None]
+    known: Mapping[int, np.ndarray]
+    symbolic: SymbolicSignature | None
+
+
 class TieredPipeline(Pipeline):
     """A pipeline whose new signatures run a baseline plan until the plan with engines is ready."""
 
     def __init__(self, services: Services, background: BackgroundCompiler) -> None:
         super().__init__(services)
         self.background = background
+        self.on_first_call: Callable[[FirstCall], None] | None = None
+        """Told of the first call of each plan that the host answers, or that was prepared before any."""
 
     def _compile_for(
         self,
@@ -172,6 +190,11 @@ class TieredPipeline(Pipeline):
     def _guard(self) -> GuardManager | None:
         """The guard of the engines; None if it is off or not created yet."""
         return self.services.guard
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether plans or executables are being made; unlike `wait`, it hurries nothing."""
+        return self.background.is_pending or (self._guard is not None and self._guard.is_building)
 
     def wait(self, timeout: float | None = None) -> bool:
         """See `GuardedModule.wait`."""
@@ -317,11 +340,17 @@ class BaselinePlan(Planned):
         self._answered(arrays)
         return found
 
-    def finish(self) -> Planned:
-        """Return the plan with engines; compile it in this thread if necessary. Raises the errors of compilation."""
+    def finish(self, arrays: Sequence[Any] = ()) -> Planned:
+        """Return the plan with engines; compile it in this thread if necessary. Raises the errors of compilation.
+
+        arrays: of a call that it is prepared for.
+        """
         with self._lock:
             if self.final is None and self._job is not None:
+                kept = self._copies_of_first(arrays)
                 self._swap(self._job, self._job.make())
+                if kept:
+                    self._job.tell(self._job.pipeline.background.keep(Answered(kept, [], 0.0)))
             return self.final or self
 
     def prepare(self, inputs: Sequence[Any] | None) -> None:
@@ -366,13 +395,16 @@ class BaselinePlan(Planned):
         with fewer_on_busy_machine():
             results = self._run(arrays)
         seconds = time.perf_counter() - start
+        call: Answered | None = None
         if kept is not None and job is not None:
             background = job.pipeline.background
             copies = _copies(results, background.room - sum(x.nbytes for x in kept))
             if copies is not None:
-                self._answered_call = background.keep(Answered(kept, copies, seconds))
+                call = self._answered_call = background.keep(Answered(kept, copies, seconds))
                 self._hand_over()
         self._answered(arrays)
+        if call is not None and job is not None:
+            job.tell(call)
         return results
 
     def _copies_of_first(self, arrays: Sequence[Any]) -> list[np.ndarray] | None:
@@ -489,6 +521,11 @@ class TierUpJob(Struct, frozen=True):
             if self.symbolic is not None:
                 pipeline.check_symbolic(self.cache, made)
             return made
+
+    def tell(self, answered: Answered) -> None:
+        """Tell of the first call of the host's plan, if somebody asked for that."""
+        if self.pipeline.on_first_call is not None and not self.captured.part:
+            self.pipeline.on_first_call(FirstCall(answered, self.types, self.known, self.symbolic))
 
     def begin_builds(self, made: Planned, inputs: Sequence[Any] | None, ranges: Sequence[Range | None]) -> bool:
         """Start the builds of a plan's clusters. ranges: of the inputs of a call. Returns whether the warm-up run on

@@ -136,6 +136,11 @@ class GuardManager:
             if launch.record.state is State.QUEUED:
                 self.begin(launch, None)
 
+    @property
+    def is_building(self) -> bool:
+        """Whether an executable is being built that nothing answers for yet."""
+        return any(x.is_pending for x in self._all() if x in self._building)
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until every started build has ended: live, failed or rejected, and engines that were left for later were
         compared. Returns False after `timeout` seconds."""
