@@ -444,6 +444,63 @@ def test_a_wrong_decomposition_ends_in_eager(monkeypatch: pytest.MonkeyPatch, ba
     assert [e.fields["kind"] for e in events if e.name == "fallback"] == ["wrong numbers"]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_wrong_decomposition_of_gradients_ends_in_eager(monkeypatch: pytest.MonkeyPatch, background: bool) -> None:
+    """Before a caller gets a gradient of it, where XRT compiles in the background; after the first one where not. What
+    the comparison drew of random numbers is drawn again."""
+    wrong = {**backends.table(), torch.ops.aten.tanh_backward.default: lambda g, y: g * (1 - y)}
+    monkeypatch.setattr(backends, "table", lambda: wrong)
+
+    def f(x: Any, w: Any) -> Any:
+        return (nn.functional.dropout(x, 0.5) * w).tanh()
+
+    events: list[Any] = []
+    undo = xrt.subscribe(events.append)
+    call = torch.compile(f, backend=backend, options={"engine": "host", "background": background})
+    x, w = torch.randn(64, requires_grad=True), nn.Parameter(torch.randn(64))
+    try:
+        for seed in range(6):
+            found = []
+            for g in (f, call):
+                torch.manual_seed(seed)
+                y = g(x, w)
+                found.append([y.detach(), torch.rand(()), *torch.autograd.grad(y.sum(), (x, w))])
+            if background or seed > 1:
+                for a, b in zip(*found, strict=True):
+                    torch.testing.assert_close(a, b)
+            assert xrt_torch.wait(60)
+    finally:
+        undo()
+    assert [e.fields["kind"] for e in events if e.name == "fallback"] == ["wrong numbers"]
+    assert "gradient of" in next(e.fields["error"] for e in events if e.name == "fallback")
+
+
+def test_gradients_are_compared_past_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of tensors, and those that are called with what is saved."""
+    from xrt_torch.comparison import Reference
+
+    compared, called = [], []
+    verdict = Reference.verdict_of_gradients
+
+    def counted(*args: Any) -> str:
+        before = len(called)
+        wrong = verdict(*args)
+        compared.append(len(called) - before)
+        return wrong
+
+    monkeypatch.setattr(Reference, "verdict_of_gradients", counted)
+    w = nn.Parameter(torch.randn(8))
+    w.register_hook(called.append)
+    call = torch.compile(lambda x: nn.functional.gelu(x * w).cumsum(0), backend=backend, options=HOST)
+    for _ in range(4):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: called.append(t) or t, lambda t: t):
+            y = call(torch.randn(8))
+        y.sum().backward()
+    assert compared == [0]
+    assert len(called) > 4
+    assert [g.reason for g in xrt_torch.graphs()] == [None, None]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_what_communicates_is_never_called_twice() -> None:
     """A call that is compared would add to another process's next sum: two processes got wrong ones, unnoticed, where

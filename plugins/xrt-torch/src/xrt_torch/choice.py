@@ -1,11 +1,12 @@
 """Choice: what answers the calls of one graph of TorchDynamo: its module in torch eager, or XRT.
 
 The first call is eager's, and the graph is captured further at the second one: what is called once costs no more than
-TorchDynamo. The captured graph's first call is compared with the module, whose operators were taken apart. While XRT
-compiles, eager answers. Once XRT's results agree with the captured graph's in eager, XRT and the module take turns of a
-few calls, each timed with its backward pass, and the quicker one answers from then on. They do so again when XRT has
-found a quicker engine. What decides for good is not timed while XRT compiles anything. Of graphs whose sizes vary more
-calls are timed, and compared for one size. Where eager answers for good, what XRT compiled is let go.
+TorchDynamo. The captured graph's first call is compared with the module, whose operators were taken apart, and so are
+gradients in the second. While XRT compiles, eager answers. Once XRT's results agree with the captured graph's in eager,
+XRT and the module take turns of a few calls, each timed with its backward pass, and the quicker one answers from then
+on. They do so again when XRT has found a quicker engine. What decides for good is not timed while XRT compiles
+anything. Of graphs whose sizes vary more calls are timed, and compared for one size. Where eager answers for good, what
+XRT compiled is let go.
 
 The first call of a turn does not count: the other side's threads still wait for work by spinning. (Call by call in
 turns, convolutions that take eager 35 ms took it 110 to 150, on two processors.)
@@ -35,6 +36,7 @@ from xrt_torch.devices import CPU, RandomState, finish
 _CALLS: Final = 4  # of a turn
 _CALLS_OF_SIZES: Final = 5  # the same, where sizes vary; and there are two turns of each side
 _PATIENCE: Final = 32  # calls after which the timings must do, though backward passes are missing
+_AWAITED: Final = 16  # calls with gradients after which there may be no backward pass
 _BUSY_SECONDS: Final = 60.0  # after which they are taken though XRT is busy
 
 Call = Callable[..., Any]
@@ -64,6 +66,7 @@ class Choice:
         self.answer: Call = self._once
         self._module, self._graphs, self._race, self._device = module, graphs, race, device
         self._reference = reference
+        self._of_gradients: Reference | None = None  # what judges gradients, once it has judged results
         self._races = race
         self._capture: Callable[[], Call | None] | None = capture
         self._compiled: Call = module
@@ -73,6 +76,8 @@ class Choice:
         self._capturing = threading.RLock()  # a hook of torch's may call the graph that is being captured
         self._turned = 0  # calls that were in turns
         self._waits_since: float | None = None
+        self._is_at_once = at_once
+        self._awaited = 0  # calls that waited for gradients
         self._timings: dict[bool, list[_Timing]] = {True: [], False: []}  # of XRT, of eager
         if at_once:
             self._captured()
@@ -134,9 +139,13 @@ class Choice:
             return self._module(*args)
         if (reference := self._reference) is not None:
             return self._confirm(args, reference)
+        reference = self._of_gradients
+        if reference is not None and torch.is_grad_enabled() and self._may_be_differentiated:
+            self._confirm_gradients(args, reference)
+            return self.answer(*args)
         if graphs and all(g.reason is not None for g in graphs):
             self.answer = self._module
-        elif graphs and all(g.is_proven for g in graphs):
+        elif graphs and all(g.is_proven for g in graphs) and not self._await_gradients():
             if self._race:
                 self.answer = self._in_turns
             elif not self._is_dynamic:
@@ -158,10 +167,36 @@ class Choice:
         try:
             if wrong := reference.verdict(args, found, expected, draws):
                 self._left("examine", "wrong numbers", wrong)
+            elif torch.is_grad_enabled():
+                self._of_gradients = reference
         except Exception as e:  # results of a kind that torch does not compare
             self._left("examine", "raised", describe(e))
         after.restore()
         return expected
+
+    def _await_gradients(self) -> bool:
+        """Whether gradients are still to be compared, which may need a backward pass of the caller's."""
+        if self._of_gradients is None or not torch.is_grad_enabled():
+            return False
+        self._awaited += 1
+        return self._awaited <= _AWAITED
+
+    @property
+    def _may_be_differentiated(self) -> bool:
+        """Whether a backward pass may be captured here. Within a call of TorchDynamo that captured the graph at once,
+        AOTAutograd's backward pass holds all of it, for good."""
+        return not self._is_at_once or any(g.kind == "backward" for g in self._graphs)
+
+    def _confirm_gradients(self, args: Sequence[Any], reference: Reference) -> None:
+        """Compare gradients for arguments like these."""
+        self._of_gradients = None
+        before = RandomState(self._device)
+        try:
+            if wrong := reference.verdict_of_gradients(args, self._compiled, self._device):
+                self._left("examine", "wrong numbers", wrong)
+        except Exception as e:
+            self._left("examine", "raised", describe(e))
+        before.restore()
 
     @property
     def _is_dynamic(self) -> bool:
