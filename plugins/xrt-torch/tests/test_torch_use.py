@@ -475,29 +475,119 @@ def test_a_wrong_decomposition_of_gradients_ends_in_eager(monkeypatch: pytest.Mo
     assert "gradient of" in next(e.fields["error"] for e in events if e.name == "fallback")
 
 
-def test_gradients_are_compared_past_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of tensors, and those that are called with what is saved."""
-    from xrt_torch.comparison import Reference
+@pytest.mark.parametrize("wrong", ["tanh", "tanh_backward"])
+@pytest.mark.parametrize("background", [False, True])
+def test_calls_that_write_are_compared_on_copies(monkeypatch: pytest.MonkeyPatch, background: bool, wrong: str) -> None:
+    """Statistics are written once in each call, and never from a wrong decomposition where XRT compiles in the
+    background; gradients are compared beside them."""
+    op = getattr(torch.ops.aten, wrong).default
+    table = {**backends.table(), op: lambda *x: torch.ops.aten.sigmoid(x[-1]) * x[0]}
+    monkeypatch.setattr(backends, "table", lambda: table)
 
-    compared, called = [], []
-    verdict = Reference.verdict_of_gradients
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 8))
+            self.register_buffer("mean", torch.zeros(8))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
-    def counted(*args: Any) -> str:
-        before = len(called)
-        wrong = verdict(*args)
-        compared.append(len(called) - before)
-        return wrong
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = (nn.functional.dropout(x, 0.2) * self.weight).tanh()
+            self.mean.mul_(0.9).add_(y.detach().mean(0))
+            self.calls += 1
+            return y - self.mean
 
-    monkeypatch.setattr(Reference, "verdict_of_gradients", counted)
-    w = nn.Parameter(torch.randn(8))
+    events: list[Any] = []
+    undo = xrt.subscribe(events.append)
+    model = Running()
+    eager = copy.deepcopy(model)
+    call = torch.compile(model, backend=backend, options={"engine": "host", "background": background})
+    try:
+        for seed in range(6):
+            x = torch.randn(4, 8)
+            found = []
+            for m, f in ((model, call), (eager, eager)):
+                torch.manual_seed(seed)
+                y = f(x)
+                m.weight.grad = None
+                y.square().sum().backward()
+                found.append([y.detach(), m.mean.clone(), m.calls.clone(), torch.rand(()), m.weight.grad])
+            if background or seed > 1:
+                for a, b in zip(*found, strict=True):
+                    torch.testing.assert_close(a, b)
+            else:
+                model.load_state_dict(eager.state_dict())
+            assert xrt_torch.wait(60)
+    finally:
+        undo()
+    (error,) = [e.fields["error"] for e in events if e.name == "fallback"]
+    assert ("gradient of" in error) == (wrong == "tanh_backward")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_statistics_are_written_once_in_each_call(background: bool) -> None:
+    """Tensors do not count the writes of `batch_norm`, so that a comparison with the module wrote them twice."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    eager, x = copy.deepcopy(model), torch.randn(2, 3, 8, 8)
+    call = torch.compile(model, backend=backend, options={**HOST, "background": background})
+    mean, var = torch.zeros(4), torch.ones(4)
+    normalise = torch.compile(
+        lambda x: nn.functional.batch_norm(x, mean, var, training=True) * 2,
+        backend=backend,
+        options={**HOST, "background": background},
+    )
+    other = torch.zeros(4), torch.ones(4)
+    for _ in range(5):
+        torch.testing.assert_close(call(x), eager(x))
+        torch.testing.assert_close(model[1].running_var, eager[1].running_var)
+        torch.testing.assert_close(
+            normalise(x[:, :1] * torch.ones(4)[:, None, None]),
+            nn.functional.batch_norm(x[:, :1] * torch.ones(4)[:, None, None], *other, training=True) * 2,
+        )
+        torch.testing.assert_close((mean, var), other)
+        assert xrt_torch.wait(60)
+    assert not any(g.reason for g in xrt_torch.graphs())
+    assert int(model[1].num_batches_tracked) == 5
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_checkpoint_around_what_is_compiled(background: bool) -> None:
+    """It makes the forward pass again, and counts what is saved: the side that answers must not change in between. What
+    answers for good does so in checkpoints too."""
+    from torch.utils.checkpoint import checkpoint
+
+    block = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    eager = copy.deepcopy(block)
+    call = torch.compile(block, backend=backend, options={**HOST, "background": background})
+
+    def step(through: Any) -> None:
+        x = torch.randn(4, 8)
+        for f in (call, eager):
+            through(f, x).square().sum().backward()
+        for a, b in zip(block.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+        assert xrt_torch.wait(60)
+
+    for _ in range(4):
+        step(lambda f, x: checkpoint(f, x, use_reentrant=False))
+    assert not any(g.is_proven for g in xrt_torch.graphs())
+    for _ in range(6):
+        step(lambda f, x: f(x))
+    (forward,) = [g for g in xrt_torch.graphs() if g.kind == "forward"]
+    assert forward.is_proven
+    calls = forward._calls
+    for _ in range(2):
+        step(lambda f, x: checkpoint(f, x, use_reentrant=False))
+    assert forward._calls == calls + 4
+
+
+def test_hooks_of_tensors_are_not_called_for_comparisons() -> None:
+    w, called = nn.Parameter(torch.randn(8)), []
     w.register_hook(called.append)
     call = torch.compile(lambda x: nn.functional.gelu(x * w).cumsum(0), backend=backend, options=HOST)
     for _ in range(4):
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: called.append(t) or t, lambda t: t):
-            y = call(torch.randn(8))
-        y.sum().backward()
-    assert compared == [0]
-    assert len(called) > 4
+        call(torch.randn(8)).sum().backward()
+    assert len(called) == 4
     assert [g.reason for g in xrt_torch.graphs()] == [None, None]
 
 
@@ -532,17 +622,20 @@ def test_results_that_cannot_be_compared_are_eagers() -> None:
     """Whatever torch raises when it compares them; what was compiled is let go."""
     released = []
     graph = types.SimpleNamespace(
-        name="g", module=None, reason=None, is_compiling=False, is_proven=False, release=lambda: released.append(1)
+        name="g", kind="inference", module=None, reason=None, is_compiling=False, is_proven=False,
+        release=lambda: released.append(1),
     )
 
     def refuses(*_: Any) -> str:
         raise NotImplementedError("no kernel")
 
-    reference = types.SimpleNamespace(module="torch's", untouched=lambda args: lambda: True, verdict=refuses)
+    confirmation = types.SimpleNamespace(module="torch's", needs_results=True, needs_gradients=False, compare=refuses)
     events: list[Any] = []
     undo = xrt.subscribe(events.append)
     try:
-        answers = Choice(lambda x: (x * 2,), lambda: lambda x: (x * 3,), [graph], race=True, reference=reference)
+        answers = Choice(
+            lambda x: (x * 2,), lambda: lambda x: (x * 3,), [graph], race=True, confirmation=confirmation
+        )
         for _ in range(2):
             assert torch.equal(answers.answer(torch.ones(3))[0], torch.full((3,), 2.0))
     finally:
@@ -934,7 +1027,7 @@ def test_a_first_call_that_is_eagers() -> None:
         y.sum().backward()
         torch.testing.assert_close(y, model[1](model[0](x)))
         assert len(called) == k + 1
-        assert {g.kind for g in xrt_torch.graphs()} == ({"forward"} if k else set())  # backward is eager's
+        assert {g.kind for g in xrt_torch.graphs()} == ({"forward", "backward"} if k else set())
     torch.testing.assert_close(copy.deepcopy(made)(x), y)
     before = len(xrt_torch.graphs())
     for k in range(3):

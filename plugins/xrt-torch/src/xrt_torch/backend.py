@@ -16,8 +16,8 @@ from xrt_core.errors import CacheError, OptionError, UnsupportedError
 from xrt_core.events import process_events
 from xrt_core.options import resolve
 from xrt_torch.choice import Call, Choice
-from xrt_torch.comparison import Reference
 from xrt_torch.compiled import CompiledGraph, any_engine_will_do
+from xrt_torch.confirmation import Confirmation
 from xrt_torch.decompositions import table
 from xrt_torch.devices import CPU, device_of, on_device
 from xrt_torch.interpolation import WholeInterpolation
@@ -136,6 +136,7 @@ def _aot(
     device: torch.device,
 ) -> Any:
     graphs: list[CompiledGraph] = []
+    confirmation = Confirmation(module, device)
     shapes = _of_shapes(inputs)
     resolved = resolve(options)
 
@@ -155,7 +156,9 @@ def _aot(
         with _capturing():
             compiled = made(module, given)
         own = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-        written = [i - len(own) for i in written_inputs() if i >= len(own)]
+        places = written_inputs()
+        written = [i - len(own) for i in places if i >= len(own)]
+        confirmation.note_writes(written, len(written) == len(places))
         return _unless_shared(compiled, module.forward, written) if written and shapes is not None else compiled
 
     def capture_later() -> Any:
@@ -167,15 +170,16 @@ def _aot(
             _fall_back(e)
             return None
 
-    reference = Reference(module)
     race = any_engine_will_do(options)
     if background and shapes is not None:
         inputs = ()  # the tensors are the caller's
         choice = Choice(
-            module.forward, capture_later, graphs, race=race, at_once=False, device=device, reference=reference
+            module.forward, capture_later, graphs, race=race, at_once=False, device=device, confirmation=confirmation
         )
     else:
-        choice = Choice(module.forward, lambda: capture(inputs), graphs, race=race, device=device, reference=reference)
+        choice = Choice(
+            module.forward, lambda: capture(inputs), graphs, race=race, device=device, confirmation=confirmation
+        )
 
     def call(*args: Any) -> Any:
         return choice.answer(*args)

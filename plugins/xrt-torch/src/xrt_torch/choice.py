@@ -1,12 +1,14 @@
 """Choice: what answers the calls of one graph of TorchDynamo: its module in torch eager, or XRT.
 
 The first call is eager's, and the graph is captured further at the second one: what is called once costs no more than
-TorchDynamo. The captured graph's first call is compared with the module, whose operators were taken apart, and so are
-gradients in the second. While XRT compiles, eager answers. Once XRT's results agree with the captured graph's in eager,
-XRT and the module take turns of a few calls, each timed with its backward pass, and the quicker one answers from then
-on. They do so again when XRT has found a quicker engine. What decides for good is not timed while XRT compiles
-anything. Of graphs whose sizes vary more calls are timed, and compared for one size. Where eager answers for good, what
-XRT compiled is let go.
+TorchDynamo. The captured graph's first calls are compared with the module, whose operators were taken apart. While XRT
+compiles, eager answers. Once XRT's results agree with the captured graph's in eager, XRT and the module take turns of a
+few calls, each timed with its backward pass, and the quicker one answers from then on. They do so again when XRT has
+found a quicker engine. What decides for good is not timed while XRT compiles anything. Of graphs whose sizes vary more
+calls are timed, and compared for one size. Where eager answers for good, what XRT compiled is let go.
+
+Until a side answers for good, calls are eager's where what torch saves goes to hooks: a checkpoint around the compiled
+function makes its forward pass again, and raises where the other side answers that, which saves other tensors.
 
 The first call of a turn does not count: the other side's threads still wait for work by spinning. (Call by call in
 turns, convolutions that take eager 35 ms took it 110 to 150, on two processors.)
@@ -25,13 +27,15 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import torch
+import torch.utils.checkpoint
 
 from xrt_core.errors import describe
 from xrt_core.events import Kind, process_events
 from xrt_torch.background import is_busy
-from xrt_torch.comparison import Reference
 from xrt_torch.compiled import CompiledGraph
-from xrt_torch.devices import CPU, RandomState, finish
+from xrt_torch.confirmation import Confirmation
+from xrt_torch.devices import CPU, finish
+from xrt_torch.transforms import are_saved_by_hooks
 
 _CALLS: Final = 4  # of a turn
 _CALLS_OF_SIZES: Final = 5  # the same, where sizes vary; and there are two turns of each side
@@ -48,8 +52,8 @@ class Choice:
     module: the graph, in torch eager. capture: makes the same through AOTAutograd and XRT; None where that is not
     possible. graphs: where it adds what AOTAutograd made of the graph; the backward graph is added by the first
     backward pass. race: whether the quicker side is found out; else XRT answers where it can. at_once: whether the
-    graph is captured now, and not at its second call. device: of its tensors. reference: what judges results by those
-    of the module; None: nothing does.
+    graph is captured now, and not at its second call. device: of its tensors. confirmation: compares what was captured
+    with the module; None: nothing does.
     """
 
     def __init__(
@@ -61,12 +65,11 @@ class Choice:
         race: bool,
         at_once: bool = True,
         device: torch.device = CPU,
-        reference: Reference | None = None,
+        confirmation: Confirmation | None = None,
     ) -> None:
         self.answer: Call = self._once
         self._module, self._graphs, self._race, self._device = module, graphs, race, device
-        self._reference = reference
-        self._of_gradients: Reference | None = None  # what judges gradients, once it has judged results
+        self._confirmation, self._confirming = confirmation, threading.Lock()
         self._races = race
         self._capture: Callable[[], Call | None] | None = capture
         self._compiled: Call = module
@@ -88,6 +91,8 @@ class Choice:
 
     def _twice(self, *args: Any) -> Any:
         """The second call: one thread captures the graph, others that call meanwhile are eager's."""
+        if are_saved_by_hooks():
+            return self._module(*args)
         if self._capturing.acquire(blocking=False):
             try:
                 self._captured()
@@ -105,15 +110,17 @@ class Choice:
         if compiled is None:
             self.answer = self._module
             return
-        reference = self._reference
-        if reference is not None and all(g.module is reference.module for g in self._graphs):
-            self._reference = None  # nothing was taken apart
+        confirmation = self._confirmation
+        if confirmation is not None and all(g.module is confirmation.module for g in self._graphs):
+            self._confirmation = None  # nothing was taken apart
         module, choice = self._module, weakref.ref(self)  # so that what is forgotten is free at once
 
         def safely(*args: Any) -> Any:
             try:
                 return compiled(*args)
             except Exception as e:
+                if type(e).__module__ == torch.utils.checkpoint.__name__:  # a checkpoint has all that it needs
+                    raise
                 results = module(*args)  # raises what is wrong with the arguments
                 if (found := choice()) is not None:
                     found._fell(e)
@@ -135,14 +142,10 @@ class Choice:
 
     def _while_compiling(self, *args: Any) -> Any:
         graphs = self._graphs
-        if any(g.is_compiling for g in graphs):
+        if any(g.is_compiling for g in graphs) or are_saved_by_hooks():
             return self._module(*args)
-        if (reference := self._reference) is not None:
-            return self._confirm(args, reference)
-        reference = self._of_gradients
-        if reference is not None and torch.is_grad_enabled() and self._may_be_differentiated:
-            self._confirm_gradients(args, reference)
-            return self.answer(*args)
+        if self._is_confirmation_due or self._confirming.locked():
+            return (self._compiled if self._confirm(args) else self._module)(*args)
         if graphs and all(g.reason is not None for g in graphs):
             self.answer = self._module
         elif graphs and all(g.is_proven for g in graphs) and not self._await_gradients():
@@ -152,51 +155,39 @@ class Choice:
                 self.answer = self._compiled
         return self._compiled(*args)
 
-    def _confirm(self, args: Sequence[Any], reference: Reference) -> Any:
-        """The module's results for the first call of what was captured; if its own do not agree it never answers.
-        A call that writes what it was given is not made twice, and confirms nothing."""
-        before, is_untouched = RandomState(self._device), reference.untouched(args)
-        expected = self._module(*args)
-        self._reference = None
-        if not is_untouched():
-            return expected
-        after, draws = RandomState(self._device), not before.is_now()
-        before.restore()
-        with torch.no_grad():
-            found = self._compiled(*args)
+    @property
+    def _is_confirmation_due(self) -> bool:
+        """Whether this call is to be compared with the module. Gradients are not in a call of TorchDynamo that captured
+        the graph at once: AOTAutograd's backward pass would hold all of it, for good."""
+        confirmation = self._confirmation
+        if confirmation is None or not confirmation.needs_gradients:
+            return confirmation is not None and confirmation.needs_results
+        may = not self._is_at_once or any(g.kind == "backward" for g in self._graphs)
+        return may and torch.is_grad_enabled()
+
+    def _confirm(self, args: Sequence[Any]) -> bool:
+        """Compare a call with the module. Returns whether what was captured may answer it: if it differed the module
+        answers from now on, as it does for other threads' calls meanwhile, and until gradients are compared too."""
+        confirmation = self._confirmation
+        if confirmation is None or not self._confirming.acquire(blocking=False):
+            return False
         try:
-            if wrong := reference.verdict(args, found, expected, draws):
+            wrong = confirmation.compare(args, self._compiled)
+            if wrong:
                 self._left("examine", "wrong numbers", wrong)
-            elif torch.is_grad_enabled():
-                self._of_gradients = reference
+            return not wrong and (self._is_at_once or not confirmation.needs_gradients)
         except Exception as e:  # results of a kind that torch does not compare
             self._left("examine", "raised", describe(e))
-        after.restore()
-        return expected
+            return False
+        finally:
+            self._confirming.release()
 
     def _await_gradients(self) -> bool:
         """Whether gradients are still to be compared, which may need a backward pass of the caller's."""
-        if self._of_gradients is None or not torch.is_grad_enabled():
+        if self._confirmation is None or not self._confirmation.needs_gradients or not torch.is_grad_enabled():
             return False
         self._awaited += 1
         return self._awaited <= _AWAITED
-
-    @property
-    def _may_be_differentiated(self) -> bool:
-        """Whether a backward pass may be captured here. Within a call of TorchDynamo that captured the graph at once,
-        AOTAutograd's backward pass holds all of it, for good."""
-        return not self._is_at_once or any(g.kind == "backward" for g in self._graphs)
-
-    def _confirm_gradients(self, args: Sequence[Any], reference: Reference) -> None:
-        """Compare gradients for arguments like these."""
-        self._of_gradients = None
-        before = RandomState(self._device)
-        try:
-            if wrong := reference.verdict_of_gradients(args, self._compiled, self._device):
-                self._left("examine", "wrong numbers", wrong)
-        except Exception as e:
-            self._left("examine", "raised", describe(e))
-        before.restore()
 
     @property
     def _is_dynamic(self) -> bool:
@@ -204,7 +195,7 @@ class Choice:
 
     def _in_turns(self, *args: Any) -> Any:
         """A timed call of the side whose turn it is."""
-        if self._is_dynamic and any(g.is_compiling for g in self._graphs):
+        if (self._is_dynamic and any(g.is_compiling for g in self._graphs)) or are_saved_by_hooks():
             return self._module(*args)
         if self._awaits_quiet():
             return self._meanwhile(*args)

@@ -8,7 +8,7 @@ right if they are about as near to these as eager's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -16,8 +16,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
 from xrt_core.errors import UnsupportedError
-from xrt_core.ir.types import physical_memory
-from xrt_torch.devices import CPU, RandomState, multiplies_in_tf32
+from xrt_torch.devices import CPU, multiplies_in_tf32
 from xrt_torch.partition import VIEWS, copy_of
 
 _TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
@@ -37,18 +36,18 @@ class Comparison:
     """Of the results of a graph: integers exactly, floats within what their type allows, relative to the largest number
     of the tensor, but at least to a hundredth of the largest of all: below is the rounding error of what cancels out.
 
-    names: what results are called in messages; None: as the graph calls its own. unset: the results that hold whatever
-    the memory did.
+    more: names of what is compared behind the results, such as gradients, which depends on all that the graph computes.
+    has_results: whether they are compared. unset: the results that hold whatever the memory did.
     """
 
-    def __init__(self, graph: torch.fx.Graph, names: Sequence[str] | None = None) -> None:
-        results: Any = graph.output_node().args[0]
-        self._names = [r.name if isinstance(r, torch.fx.Node) else "a constant" for r in results]
+    def __init__(self, graph: torch.fx.Graph, more: Sequence[str] = (), *, has_results: bool = True) -> None:
+        results: Any = graph.output_node().args[0] if has_results else ()
+        self._names = [*(r.name if isinstance(r, torch.fx.Node) else "a constant" for r in results), *more]
         self.unset = {i for i, r in enumerate(results) if _is_unset(r)}
-        self._coarse = _of_coarser_types(graph)
-        if names is not None:  # of gradients, which depend on all that the graph computes
-            self._names, self.unset = list(names), set()
-            self._coarse = set(range(len(names))) if self._coarse else set()
+        coarse = _of_coarser_types(graph)
+        self._coarse = {i for i in coarse if has_results} | (
+            set(range(len(results), len(self._names))) if coarse else set()
+        )
 
     def verdict(self, args: Sequence[Any], found: Sequence[Any], expected: Sequence[Any], module: GraphModule) -> str:
         """What is wrong with XRT's results for these arguments; "" for nothing. expected: those of eager; module: the
@@ -75,104 +74,15 @@ class Comparison:
                 yield i, why
 
 
-class Reference:
-    """A graph of TorchDynamo in eager, as which what was made of it has to compute. Decompositions are part of that:
-    where one is wrong, the captured graph has the same wrong results in eager and on XRT."""
-
-    def __init__(self, module: GraphModule) -> None:
-        self.module = module
-
-    def untouched(self, args: Sequence[Any]) -> Callable[[], bool]:
-        """A function that tells whether nothing was written, since now, of the tensors that a call has at hand."""
-        own = (*self.module.parameters(), *self.module.buffers())
-        tensors = [x for x in (*args, *own) if isinstance(x, torch.Tensor)]
-        counted = [(t, t._version) for t in tensors if not t.is_inference()]
-        copied = [(t, t.clone()) for t in tensors if t.is_inference()]  # of which torch counts no writes
-
-        def is_so() -> bool:
-            return all(t._version == v for t, v in counted) and all(torch.equal(t, c) for t, c in copied)
-
-        return is_so
-
-    def verdict(self, args: Sequence[Any], found: Sequence[Any], expected: Sequence[Any], draws: bool) -> str:
-        """What is wrong with results for these arguments; "" for nothing. expected: those of the module; draws: whether
-        it drew random numbers, which would be others in float64. Raises what torch does where it cannot compare."""
-        comparison = Comparison(self.module.graph)
-        if draws:
-            return comparison.wrong(found, expected)
-        return comparison.verdict(args, found, expected, self.module)
-
-    def verdict_of_gradients(self, args: Sequence[Any], compiled: Callable[..., Any], device: torch.device) -> str:
-        """What is wrong with the gradients of what was made of the graph, for random gradients of its results; "" for
-        nothing, where it has none, or memory is short.
-
-        args: of a call that wrote none of them. compiled: what was made of the graph. Raises what that raises.
-        """
-        wanted = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
-        if not wanted or 2 * sum(args[i].nbytes for i in wanted) > _room(device):
-            return ""
-        before = RandomState(device)
-        try:
-            expected = _gradients(self.module.forward, args, wanted)
-        except Exception:  # of a kind that torch does not differentiate
-            return ""
-        draws = not before.is_now()
-        before.restore()
-        found = _gradients(compiled, args, wanted)
-        before.restore()
-        names = [n.name for n in self.module.graph.nodes if n.op == "placeholder"]
-        comparison = Comparison(self.module.graph, [f"the gradient of {names[i]}" for i in wanted])
-        wrong = comparison.wrong(found, expected)
-        if wrong and not draws:
-            with contextlib.suppress(Exception):  # without float64 they are wrong
-                exact = _gradients(_double(self.module), [*map(_in_double, args)], wanted)
-                return "" if comparison.are_as_good(found, expected, exact) else wrong
-        return wrong
-
-
-def _gradients(call: Callable[..., Any], args: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
-    """Gradients of arguments, for random gradients of the results. No hook of the caller's is called: the arguments are
-    new tensors over the same memory, and what torch saves goes past hooks for that."""
-    given = [_twin(x) if isinstance(x, torch.Tensor) else x for x in args]
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(x: torch.Tensor) -> torch.Tensor:
-        dtype = torch.complex128 if x.dtype.is_complex else torch.float64
-        return torch.randn(x.shape, generator=generator, dtype=dtype).to(x.device, x.dtype)
-
-    # a result that is saved as it is would hold the graph that holds it
-    own_hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), lambda x: x)
-    with torch.enable_grad(), own_hooks:
-        made = call(*given)
-        results = [y for y in made if isinstance(y, torch.Tensor) and y.requires_grad]
-        inputs = [given[i] for i in wanted]
-        found = torch.autograd.grad(results, inputs, [*map(drawn, results)], allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
-
-
-def _twin(x: torch.Tensor) -> torch.Tensor:
-    twin = x.detach()
-    if isinstance(x, torch.nn.Parameter):
-        return torch.nn.Parameter(twin, x.requires_grad)
-    return twin.requires_grad_(x.requires_grad)
-
-
-def _room(device: torch.device) -> int:
-    """Bytes that gradients may take for a comparison."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // 4
-    return physical_memory() // 16
-
-
 def results_in_double(module: GraphModule, args: Sequence[Any]) -> list[Any]:
     """The results of a graph that is computed with float64 where it has shorter floats. Raises UnsupportedError for one
     that draws random numbers, or has operators of users or of higher order, and whatever its operators raise."""
-    made = _double(module)
+    made = in_float64(module)
     with torch.no_grad():
-        return list(made(*map(_in_double, args)))
+        return list(made(*in_double(args)))
 
 
-def _double(module: GraphModule) -> GraphModule:
+def in_float64(module: GraphModule) -> GraphModule:
     """A graph that has float64 where it had shorter floats. Raises as `results_in_double`."""
     graph = copy_of(module.graph)
     for node in graph.nodes:
@@ -185,6 +95,11 @@ def _double(module: GraphModule) -> GraphModule:
     for node in graph.find_nodes(op="get_attr"):
         setattr(made, node.target, _in_double(getattr(made, node.target)))
     return made
+
+
+def in_double(args: Sequence[Any]) -> list[Any]:
+    """Arguments of such a graph."""
+    return [*map(_in_double, args)]
 
 
 def _in_double(x: Any) -> Any:

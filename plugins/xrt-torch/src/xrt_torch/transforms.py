@@ -1,7 +1,8 @@
-"""Transforms: those of `torch.func` (vmap, grad, jvp) that are entered while a graph is captured.
+"""Transforms: those of `torch.func` (vmap, grad, jvp) that are entered while a graph is captured, and hooks for saved
+tensors.
 
 Torch has no public functions that tell of them. Where a version has not these either, a transform is taken to be
-entered, and what a capture that fails leaves entered stays so.
+entered, what a capture that fails leaves entered stays so, and hooks are taken to be none.
 """
 
 from __future__ import annotations
@@ -30,6 +31,20 @@ try:
     _KNOWN = True
 except ImportError:
     _KNOWN = False
+
+
+try:
+    from torch._C._autograd import _top_saved_tensors_default_hooks
+except ImportError:
+
+    def _top_saved_tensors_default_hooks(_: bool) -> None:
+        return None
+
+
+def are_saved_by_hooks() -> bool:
+    """Whether hooks are called with what torch saves for backward passes, as checkpoints do: they count the tensors,
+    and expect as many of them when the forward pass is made again."""
+    return _top_saved_tensors_default_hooks(True) is not None
 
 
 def within_transform() -> bool:
