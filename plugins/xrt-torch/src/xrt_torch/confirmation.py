@@ -52,7 +52,8 @@ class Confirmation:
 
         Random numbers go on as if none had been drawn."""
         of_results, self.needs_results = self.needs_results, False
-        self.needs_gradients = of_results and torch.is_grad_enabled()
+        takes_gradients = any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+        self.needs_gradients = of_results and takes_gradients and torch.is_grad_enabled()
         copies = self._copies(args)
         if copies is None:
             self.needs_gradients = False
@@ -83,7 +84,7 @@ class Confirmation:
     def _of_gradients(self, copies: Copies, compiled: Call, before: RandomState) -> str:
         args = copies()
         wanted = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
-        if not wanted or 2 * _bytes([args[i] for i in wanted]) > _room(self._device):
+        if 2 * _bytes([args[i] for i in wanted]) > _room(self._device):
             return ""
         names = [f"the gradient of {self._names[i]}" for i in wanted]
         comparison = Comparison(self.module.graph, names, has_results=False)
