@@ -546,9 +546,17 @@ def test_a_mistranslated_exported_program_is_refused(function: Any, monkeypatch:
     [
         (lambda x: nn.functional.dropout(x, 0.5, True), "it draws random numbers"),
         (lambda x: torch.linalg.inv(x), "eager raises"),
+        (lambda x: x.sin(), "the host raises ExecutionError: no kernel"),
     ],
 )
-def test_what_cannot_be_compared_of_exported_programs_is_told(function: Any, reason: str) -> None:
+def test_what_cannot_be_compared_of_exported_programs_is_told(monkeypatch: Any, function: Any, reason: str) -> None:
+    """It is a model all the same."""
+    if "kernel" in reason:
+
+        def fails(*_: Any) -> None:
+            raise xrt.ExecutionError("no kernel")
+
+        monkeypatch.setattr(xrt.XRTModule, "__call__", fails)
     seen = []
     unsubscribe = xrt.subscribe(lambda e: seen.append(e.fields["reason"]) if e.name == "torch.not_compared" else None)
     xrt.XRTModule(torch.export.export(Of(function), (torch.zeros(2, 2),)), engine="host")

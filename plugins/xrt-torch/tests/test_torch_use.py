@@ -581,6 +581,29 @@ def test_a_checkpoint_around_what_is_compiled(background: bool) -> None:
     assert forward._calls == calls + 4
 
 
+def test_a_comparison_that_is_interrupted_is_made_in_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C passes through, and what was captured still answers nothing that was not compared."""
+    from xrt_torch.confirmation import Confirmation
+
+    wrong = {**backends.table(), torch.ops.aten.tanh.default: lambda x: x.sigmoid() * 2}
+    monkeypatch.setattr(backends, "table", lambda: wrong)
+    judged, interrupted = Confirmation._judged, []
+
+    def once(*args: Any) -> str:
+        if not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+        return judged(*args)
+
+    monkeypatch.setattr(Confirmation, "_judged", once)
+    call, x = torch.compile(torch.tanh, backend=backend, options=HOST), torch.randn(8)
+    with pytest.raises(KeyboardInterrupt):
+        call(x)
+    for _ in range(3):
+        torch.testing.assert_close(call(x), torch.tanh(x))
+    assert interrupted
+
+
 def test_hooks_of_tensors_are_not_called_for_comparisons() -> None:
     w, called = nn.Parameter(torch.randn(8)), []
     w.register_hook(called.append)

@@ -51,18 +51,19 @@ class Confirmation:
         graph. Raises what that does, or torch where it cannot compare.
 
         Random numbers go on as if none had been drawn."""
-        of_results, self.needs_results = self.needs_results, False
-        takes_gradients = any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
-        self.needs_gradients = of_results and takes_gradients and torch.is_grad_enabled()
+        of_results, wrong = self.needs_results, ""
         copies = self._copies(args)
-        if copies is None:
-            self.needs_gradients = False
-            return ""
-        before = RandomState(self._device)
-        try:
-            return (self._of_results if of_results else self._of_gradients)(copies, compiled, before)
-        finally:
-            before.restore()
+        if copies is not None:
+            before = RandomState(self._device)
+            try:
+                wrong = (self._of_results if of_results else self._of_gradients)(copies, compiled, before)
+            finally:
+                before.restore()
+        # not where it is interrupted
+        takes_gradients = any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+        self.needs_results = False
+        self.needs_gradients = of_results and copies is not None and takes_gradients and torch.is_grad_enabled()
+        return wrong
 
     def _copies(self, args: Sequence[Any]) -> Copies | None:
         """Makes arguments that may be written; None where that takes much memory, or others are written as well."""

@@ -90,8 +90,9 @@ def _refuse_state(program: Any, read: set[str]) -> None:
 def _verify(source: Any, program: Any, graph: XRTGraph) -> str:
     """What is wrong with the graph's results, by the host, for the program's example inputs; "" for nothing.
 
-    Not compared are programs without example inputs or results, that draw random numbers, or take `_LONGEST` in eager;
-    an event tells so. Where torch may choose another order of equal elements, a difference is an event too.
+    Not compared are programs without example inputs or results, that draw random numbers, take `_LONGEST` in eager, or
+    do not run on the host; an event tells so. Where torch may choose another order of equal elements, a difference is
+    an event too.
     """
 
     def left(reason: str) -> str:
@@ -103,7 +104,8 @@ def _verify(source: Any, program: Any, graph: XRTGraph) -> str:
     args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach().clone(), source.example_inputs)
     inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     held = {**program.state_dict, **program.constants}
-    if len(inputs) != len(graph.inputs) or any(x.device != CPU for x in (*inputs, *held.values())):
+    tensors = [x for x in (*inputs, *held.values()) if isinstance(x, torch.Tensor)]
+    if len(inputs) != len(graph.inputs) or any(x.device != CPU for x in tensors):
         return left("its inputs are not tensors of the CPU alone")
     given = [x.clone() for x in inputs]  # which the program may write
     module = source.module()
@@ -112,20 +114,25 @@ def _verify(source: Any, program: Any, graph: XRTGraph) -> str:
     try:
         with torch.no_grad():
             expected = [x for x in tree_leaves(module(*args, **kwargs)) if isinstance(x, torch.Tensor)]
-            took = time.perf_counter() - start
-            for b, content in kept:
-                b.copy_(content)
+        took = time.perf_counter() - start
     except Exception as e:
         return left(f"eager raises {type(e).__name__}: {e}"[:300])
+    finally:
+        with torch.no_grad():
+            for b, content in kept:
+                b.copy_(content)
     if not before.is_now():
         before.restore()
         return left("it draws random numbers")
     if took > _LONGEST or not expected:
         return left(f"it takes {took:.1f} s in eager" if expected else "it has no results")
     plain = _graph_of(program)
-    with xrt.XRTModule(graph, engine="host", guard=False) as host:
-        results = host(*given)
-    found = [torch.as_tensor(r) for r in (results if isinstance(results, tuple) else (results,))]
+    try:
+        with xrt.XRTModule(graph, engine="host", guard=False) as host:
+            results = host(*given)
+        found = [torch.as_tensor(r) for r in (results if isinstance(results, tuple) else (results,))]
+    except (xrt.XRTError, TypeError) as e:  # an engine may run what the host does not, or torch may not take its types
+        return left(f"the host raises {type(e).__name__}: {e}"[:300])
     if len(found) != len(expected):
         return left("results are views of inputs or constants")
     arguments, eager = _arguments(program, held, given), GraphModule(program.graph_module, plain)
