@@ -102,15 +102,17 @@ class XRTModule(GuardedModule):
             shapes = saved.shapes()
         if example is not None and (saved is not None or is_traced(model)):
             raise InputError("example is for models that do not say what they take; this one does")
+        source: Callable[[Pipeline], ImportedModel | TracedModel]
         if saved is None and is_traced(model):
-            self._source = TracedModel(model, self._pipeline, shapes)
+            source = partial(TracedModel, model, shapes=shapes)
         else:
             graph = saved.graph if saved is not None else read_model(model, example)
             settle_operators(graph, self.options)
             graph = graph if saved is not None else quantised(graph, self._pipeline)
-            self._source = ImportedModel(graph, self._pipeline, shapes)
-            if rollout is None:
-                self._check_passes(graph, shapes, partial(pipeline_for, self.options, choose, self.events, None))
+            source = partial(ImportedModel, graph, shapes=shapes, compared=True)
+        if rollout is None:
+            self._check_passes(source, partial(pipeline_for, self.options, choose, self.events, None))
+        self._source = source(self._pipeline)
         if calibration is not None and self.options.accuracy is None:
             raise InputError("calibration is for accuracy=, which says how far results may be off")
         if self.options.accuracy is not None:
@@ -123,23 +125,25 @@ class XRTModule(GuardedModule):
             self._proven = XRTModule(model, engine=engine, example=example, shapes=shapes, **held)
             self._source = rollout.answering(self._source, self._proven, partial(self._pipeline.wait, 0.0))
 
-    def _check_passes(self, graph: Graph, shapes: Any, make: Callable[[Sequence[str]], Pipeline]) -> None:
-        """Compare the first call with the model as it was given. make: makes a pipeline without passes, by name."""
-        from xrt_core.compiler.models import ImportedModel
+    def _check_passes(
+        self,
+        source: Callable[[Pipeline], ImportedModel | TracedModel],
+        make: Callable[[Sequence[str]], Pipeline],
+    ) -> None:
+        """Compare the first calls with the model as it was given. make: makes a pipeline without passes, by name."""
         from xrt_core.compiler.pass_check import PassCheck, keeps_results
         from xrt_core.compiler.tiering import TieredPipeline
-        from xrt_core.ir.graph import bind_defaults
 
         module = weakref.ref(self)
 
         def replan(pipeline: Pipeline) -> None:
             if (found := module()) is not None:
                 before = found._pipeline
-                found._source, found._pipeline = ImportedModel(graph, pipeline, shapes), pipeline
+                found._source, found._pipeline = source(pipeline), pipeline
                 before.close()
 
         if isinstance(self._pipeline, TieredPipeline) and keeps_results(self.options):
-            PassCheck(bind_defaults(graph), self._pipeline, make, replan)
+            PassCheck(self._pipeline, make, replan)
 
     def _with_rollout(self, options: Options, is_saved: bool) -> Options:
         """The options, without a rollout where that does not apply. Raises UnsupportedError where it was said for this

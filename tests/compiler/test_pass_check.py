@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+import xrt_core as xrt
 from tests.fake_engines import FakeEngine, fake_engine
 from tests.guard.guarded import eventually
 from tests.random_graphs import F32, graph_of, node
@@ -176,3 +177,90 @@ def test_what_is_not_compared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         m(X)
         (reason,) = compared(m)
         assert "the host takes 0 s" in reason
+
+
+class Mixed(xrt.Graph):
+    """A traced graph with parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = xrt.Variable(np.full(1, 2, np.float32))
+
+    def build(self, x: Any) -> Any:
+        return xrt.ops.Exp(xrt.ops.Neg(x) * self.scale)
+
+
+@pytest.mark.parametrize("model", [Mixed(), lambda x: xrt.ops.Exp(xrt.ops.Neg(x) * np.float32(2))])
+@pytest.mark.parametrize("origin", ["plugin", "core"])
+def test_what_is_traced_is_compared(put: Any, model: Any, origin: Origin) -> None:
+    """Each signature, by what was traced for it."""
+    put("Neg", "Abs", origin, applies=lambda g: len(g.inputs[0].shape or ()) == 1)
+    expected = np.exp(-2 * X)
+    with on_fake(model) as (m, _):
+        m(X)
+        assert compared(m) == ["equal"]
+        row, bound = X[1], m.bind({"x": X[1]})
+        m(row)
+        assert eventually(lambda: np.array_equal(m(row), expected[1]))
+        assert left_out(m) == ["pass Neg_to_Abs"]
+        np.testing.assert_array_equal(m(X), expected)
+        assert [np.array_equal(r, expected[1]) for r in bound().values()] == [True]
+
+
+def test_what_is_traced_with_symbols_is_compared(put: Any) -> None:
+    put("Neg", "Abs", applies=lambda g: not all(n.outputs[0].type.is_static for n in g.nodes))
+    with fake_engine(AnySize), XRTModule(lambda x: xrt.ops.Exp(xrt.ops.Neg(x)), engine="any_size", **GUARDED) as m:
+        for n in range(1, 6):
+            x = np.full((n, 3), 1, np.float32)
+            m(x)
+        assert eventually(lambda: left_out(m) == ["pass Neg_to_Abs"])
+        assert eventually(lambda: np.array_equal(m(x), np.exp(-x)))
+
+
+def test_a_function_of_many_signatures_is_compared_some_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xrt_core.compiler import pass_check
+
+    monkeypatch.setattr(pass_check, "_MOST", 2)
+    with on_fake(lambda x: xrt.ops.Exp(x)) as (m, _):
+        for n in range(1, 5):
+            m(np.ones((2,) * n, np.float32))
+        assert compared(m, 2) == ["equal", "equal"]
+        assert m.wait(60)
+        assert not eventually(lambda: len(compared(m)) > 2, 1.0)
+
+
+def test_a_graph_that_was_made_of_the_models_is_not_taken_for_it() -> None:
+    """Decoders run such graphs, with the same inputs and other results."""
+    with on_fake(chain("Neg", "Exp")) as (m, _):
+        derived = m.derived(chain("Neg", "Neg"))
+        assert derived is not None
+        derived((X,), {})
+        assert m.wait(60)
+        m(X)
+        assert compared(m) == ["equal"]
+        assert not left_out(m)
+
+
+def test_a_call_with_an_optional_input_is_compared(put: Any) -> None:
+    put("Neg", "Abs", applies=lambda g: len(g.inputs) == 2)
+    x, y = Value("x", TensorType(F32, (2, 3))), Value("y", TensorType(F32, (2, 3)))
+    a, b = Value("a"), Value("b")
+    graph = graph_of([x, y], [b], [node("Neg", [x], [a]), node("Add", [a, y], [b])], "optional")
+    graph = graph.replace(defaults={y: np.zeros((2, 3), np.float32)})
+    with on_fake(graph) as (m, _):
+        m(X)
+        assert compared(m) == ["equal"]
+        other = np.ones_like(X)
+        m(X, other)
+        assert eventually(lambda: np.array_equal(m(X, other), other - X))
+        assert left_out(m) == ["pass Neg_to_Abs"]
+
+
+def test_random_numbers_are_compared_by_their_bounds() -> None:
+    """Two runs draw different ones."""
+    x, r, y = Value("x", TensorType(F32, (2, 3))), Value("r"), Value("y")
+    graph = graph_of([x], [y], [node("RandomUniformLike", [x], [r]), node("Add", [x, r], [y])], "random")
+    with on_fake(graph) as (m, _):
+        m(X)
+        compared(m)
+        assert not left_out(m)

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final
 
@@ -56,15 +57,26 @@ class CompiledGraph:
     The first call of a signature checks the arguments and compiles. Later calls look up the bound call by the types,
     shapes and dtypes of the arguments (and the values of those that determine shapes).
 
-    shapes: what the user declares of the inputs' shapes.
+    shapes: what the user declares of the inputs' shapes. padded: it has no buckets of its own. compared: its first
+    calls are compared with the graph as it is given, if those of the pipeline are.
     """
 
-    def __init__(self, graph: Graph, pipeline: Pipeline, shapes: Shapes | None = None, *, padded: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        pipeline: Pipeline,
+        shapes: Shapes | None = None,
+        *,
+        padded: bool = False,
+        compared: bool = False,
+    ) -> None:
         self.pipeline = pipeline
         self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         types = [v.type for v in graph.inputs]
         self.declared = None if shapes is None else declared_shapes(self.names, types, shapes)
         self.captured = pipeline.capture(graph)
+        if compared and pipeline.compares_first_calls:
+            self.captured = replace(self.captured, given=graph)
         self.graph: Graph = self.captured.graph  # not the given one, so that its constant-folded weights can be freed
         self.plans: PlanCache = pipeline.plan_cache(self.captured, declared=self.declared)
         self._calls, self._clock = self.plans.calls, self.plans.clock
@@ -628,10 +640,12 @@ class ImportedModel:
 
     An omitted input that has a default becomes a constant: each set of given optional inputs has a CompiledGraph.
     caller: the CompiledGraph used last; initially the one for no optional input, `plain`. shapes: what the user
-    declares of the inputs' shapes. Raises InputError where that does not fit.
+    declares of the inputs' shapes. compared: see `CompiledGraph`. Raises InputError where the shapes do not fit.
     """
 
-    def __init__(self, graph: Graph, pipeline: Pipeline, shapes: Shapes | None = None) -> None:
+    def __init__(
+        self, graph: Graph, pipeline: Pipeline, shapes: Shapes | None = None, *, compared: bool = False
+    ) -> None:
         if shapes is not None:
             declared_shapes([v.name for v in graph.inputs], [v.type for v in graph.inputs], shapes)
             unknown = sorted(set(shapes) - {v.name for v in graph.inputs})
@@ -642,7 +656,8 @@ class ImportedModel:
                 )
         self.shapes = shapes
         self.output_names = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
-        self.caller = self.plain = CompiledGraph(bind_defaults(graph), pipeline, shapes)
+        self._compiled = partial(CompiledGraph, pipeline=pipeline, shapes=shapes, compared=compared)
+        self.caller = self.plain = self._compiled(bind_defaults(graph))
         self._graph = graph
         self._inputs = graph.inputs
         self._pipeline = pipeline
@@ -737,7 +752,7 @@ class ImportedModel:
         if not given:
             return self.plain
         return self._callers.get_or_make(
-            given, lambda: CompiledGraph(bind_defaults(self._graph, given), self._pipeline, self.shapes)
+            given, lambda: self._compiled(bind_defaults(self._graph, given))
         )
 
 

@@ -21,10 +21,12 @@ import numpy as np
 
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.services import Services
+from xrt_core.compiler.stages import Captured
 from xrt_core.compiler.tiering import FirstCall, TieredPipeline
 from xrt_core.errors import UnsupportedError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.ir.function import Function
+from xrt_core.ir.garbage_collection import WeakIdentityMap
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.options import Options
@@ -36,6 +38,7 @@ from xrt_core.runtime.arrays import to_numpy
 _REWRITING: Final[tuple[Stage, ...]] = ("model", "signature")
 """Stages whose passes rewrite a graph; those of the last one tell where its nodes run."""
 _TURN: Final = 0.5  # seconds between two looks whether the module is still there
+_MOST: Final = 16  # calls that are compared: a function may be traced any number of times
 _LONGEST: Final = 10.0
 """Seconds of the host up to which a call is compared: live executables are not, meanwhile."""
 
@@ -49,36 +52,39 @@ def keeps_results(options: Options) -> bool:
 
 
 class PassCheck:
-    """Compares the first calls of a pipeline's plans.
+    """Compares the first calls of a model's plans: of the graph of an imported model, and of each that is traced, up to
+    `_MOST`.
 
     Where a pass of a package changes results, the model goes on without it; where one of the core's does, on the host
     as it was given. One that a user registered may mean to: there is an event.
 
-    graph: the model as it was given. make: makes a pipeline without passes, by name. replan: called with the pipeline
-    that is to take the place of this one.
+    make: makes a pipeline without passes, by name. replan: called with the pipeline that is to take the place of this
+    one.
     """
 
     def __init__(
         self,
-        graph: Graph,
         pipeline: TieredPipeline,
         make: Callable[[Sequence[str]], Pipeline],
         replan: Callable[[Pipeline], None],
         without: Sequence[str] = (),
     ) -> None:
-        self._graph, self._make, self._replan, self._without = graph, make, replan, without
+        self._make, self._replan, self._without = make, replan, without
         self._pipeline = weakref.ref(pipeline)
-        self._begun: set[bool] = set()  # for sizes that vary, and for others
+        self._begun: WeakIdentityMap[Captured, set[bool]] = WeakIdentityMap()
+        """Of which graphs there was a call of sizes that vary, and of others."""
+        self._count = 0
         pipeline.on_first_call = self.begin
 
     def begin(self, call: FirstCall) -> None:
         """Compare a call once nothing is compiled any more, unless there was one, or it leaves out an input."""
-        varies = call.symbolic is not None
-        if varies in self._begun or len(call.types) != len(self._graph.inputs):
+        varies, begun = call.symbolic is not None, self._begun.get(call.captured) or set()
+        if varies in begun or self._count == _MOST or any(x is None for x in call.answered.inputs):
             return
         with contextlib.suppress(RuntimeError):  # no more threads
             threading.Thread(target=self._wait_for_quiet, args=(call,), name="xrt-pass-check", daemon=True).start()
-            self._begun.add(varies)
+            self._begun.put(call.captured, begun | {varies})
+            self._count += 1
 
     def _wait_for_quiet(self, call: FirstCall) -> None:
         from xrt_core.guard.sampling import comparisons
@@ -91,10 +97,10 @@ class PassCheck:
 
     def _compare(self, call: FirstCall) -> None:
         pipeline = self._pipeline()
-        if pipeline is None:
+        if pipeline is None or pipeline.background.closed:  # such as by what was found of another call
             return
-        events, name = pipeline.services.events, self._graph.name or "graph"
-        run = _Run(self._graph, pipeline.accelerated.services, call)
+        run = _Run(pipeline.accelerated.services, call)
+        events, name = pipeline.services.events, run.graph.name or "graph"
         try:
             run.check_comparable()
             is_all = run.passes == _rewriting(pipeline.services)  # else some came with the engines
@@ -119,15 +125,16 @@ class PassCheck:
         names = (*self._without, p.name)
         made = self._make(names) if p.origin == "plugin" else on_host(pipeline.services)
         if isinstance(made, TieredPipeline):
-            PassCheck(self._graph, made, self._make, self._replan, names)
+            PassCheck(made, self._make, self._replan, names)
         self._replan(made)
 
 
 class _Run:
-    """A call of a graph on the host, after some passes. passes: all that rewrite it."""
+    """A call of a graph on the host, after some passes. graph: as it was given. passes: all that rewrite it."""
 
-    def __init__(self, graph: Graph, services: Services, call: FirstCall) -> None:
-        self._graph, self._services, self._call = graph, services, call
+    def __init__(self, services: Services, call: FirstCall) -> None:
+        assert call.captured.given is not None
+        self.graph, self._services, self._call = call.captured.given, services, call
         self.passes = _rewriting(services)
 
     def check_comparable(self) -> None:
@@ -141,7 +148,7 @@ class _Run:
     def results(self, passes: Sequence[RegisteredPass]) -> list[np.ndarray]:
         """The results after these passes."""
         pipeline, call = on_host(replace(self._services, events=EventLog(silent=True)), passes), self._call
-        captured = pipeline.capture(self._graph)
+        captured = pipeline.capture(self.graph)
         symbolic = call.symbolic if passes else None
         plan = pipeline.compile(captured, call.types, call.known, engines=False, symbolic=symbolic)
         start = time.perf_counter()
@@ -165,7 +172,7 @@ class _Run:
             return ""
         if any(x.dtype == object for x in (*inputs, *expected)):
             raise UnsupportedError("floats that are computed beside texts")
-        function = Function.from_graph(_of_types(self._graph, inputs, expected))
+        function = Function.from_graph(_of_types(self.graph, inputs, expected))
         checker = ResultChecker(function, inputs, results=expected)
         check = checker.check_results(found, {})
         return "" if check.is_right or check.is_doubtful or checker.is_chaotic else check.reason

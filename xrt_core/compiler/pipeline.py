@@ -164,6 +164,11 @@ class Pipeline:
         graph = self._run_passes("model", graph, context, applied)
         return Captured(graph, context.results.automatic if automatic is None else automatic, applied, part)
 
+    @property
+    def compares_first_calls(self) -> bool:
+        """Whether somebody compares the first calls of a graph's plans with the graph as it was given."""
+        return False
+
     def adopt(self, captured: Captured) -> Captured:
         """Run the passes of the stage "model" that the pipeline that captured the graph did not have."""
         own = [p for p in self.services.passes["model"] if p not in captured.applied]

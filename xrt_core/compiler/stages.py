@@ -31,13 +31,15 @@ Engines = Mapping[str, tuple[Engine, str]]
 class Captured:
     """A graph from a frontend, after the passes of the stage "model" (`applied`).
 
-    automatic: whether unmarked nodes are offered to engines. part: it is a subgraph that is planned separately.
+    automatic: whether unmarked nodes are offered to engines. part: it is a subgraph that is planned separately. given:
+    the graph before those passes, where its first calls are compared with it (`PassCheck`).
     """
 
     graph: Graph
     automatic: bool = True
     applied: Sequence[RegisteredPass] = ()
     part: bool = False
+    given: Graph | None = None
 
     def as_text(self) -> str:
         """The graph."""

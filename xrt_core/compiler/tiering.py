@@ -115,6 +115,7 @@ class FirstCall(Struct, frozen=True):
     `Pipeline.compile`."""
 
     answered: Answered
+    captured: Captured
     types: Sequence[ValueType | None]
     known: Mapping[int, np.ndarray]
     symbolic: SymbolicSignature | None
@@ -127,7 +128,8 @@ class TieredPipeline(Pipeline):
         super().__init__(services)
         self.background = background
         self.on_first_call: Callable[[FirstCall], None] | None = None
-        """Told of the first call of each plan that the host answers, or that was prepared before any."""
+        """Told of the first call of each plan of a graph whose calls are compared, which the host answers, or which was
+        prepared before any."""
 
     def _compile_for(
         self,
@@ -153,6 +155,11 @@ class TieredPipeline(Pipeline):
         plan.attach(job, rehearse)
         self.services.events.emit("host_first", seconds=time.perf_counter() - start, model=plan.name)
         return plan
+
+    @property
+    def compares_first_calls(self) -> bool:
+        """See `Pipeline.compares_first_calls`."""
+        return self.on_first_call is not None
 
     @property
     def has_chosen(self) -> bool:
@@ -524,8 +531,8 @@ class TierUpJob(Struct, frozen=True):
 
     def tell(self, answered: Answered) -> None:
         """Tell of the first call of the host's plan, if somebody asked for that."""
-        if self.pipeline.on_first_call is not None and not self.captured.part:
-            self.pipeline.on_first_call(FirstCall(answered, self.types, self.known, self.symbolic))
+        if self.pipeline.on_first_call is not None and self.captured.given is not None:
+            self.pipeline.on_first_call(FirstCall(answered, self.captured, self.types, self.known, self.symbolic))
 
     def begin_builds(self, made: Planned, inputs: Sequence[Any] | None, ranges: Sequence[Range | None]) -> bool:
         """Start the builds of a plan's clusters. ranges: of the inputs of a call. Returns whether the warm-up run on

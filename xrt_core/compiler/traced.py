@@ -224,4 +224,4 @@ class TracedModel:
             }
         is_exact = signature is None  # without symbols there is nothing to pad
         graph = quantised(traced.graph, self._pipeline)
-        return CompiledGraph(graph, self._pipeline, shapes, padded=is_exact), traced
+        return CompiledGraph(graph, self._pipeline, shapes, padded=is_exact, compared=True), traced

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from xrt_core.passes.padding import PaddingRefused, pad_graph
 
 if TYPE_CHECKING:
     from xrt_core.compiler.models import CompiledGraph, ImportedModel
+
+T = TypeVar("T")
 
 _PAST: Final = "past"
 _MOST: Final = 8
@@ -89,7 +91,7 @@ def in_place(
         return None
     key = (capacity, tuple((n, tuple(s)) for n, s in shapes.items()), tuple(constants))
     with _lock:
-        kept = _forms.setdefault(module, {})
+        kept = _of_graph(_forms, module, graph)
         if key in kept:
             return kept[key]
     own = [c for c in caches if not c.is_cross]
@@ -113,7 +115,7 @@ def shifted(module: XRTModule, caches: Sequence[Cache], scores: str, inputs: Col
     if graph is None:
         return None
     with _lock:
-        kept = _shifting.setdefault(module, {})
+        kept = _of_graph(_shifting, module, graph)
         if key in kept:
             return kept[key]
     made = module.derived(_dropping(_part(graph, _results(module, caches, scores)), caches))
@@ -121,11 +123,18 @@ def shifted(module: XRTModule, caches: Sequence[Cache], scores: str, inputs: Col
         return kept.setdefault(key, made)
 
 
-_forms: Final[weakref.WeakKeyDictionary[XRTModule, dict[Hashable, InPlace | None]]] = weakref.WeakKeyDictionary()
-_shifting: Final[weakref.WeakKeyDictionary[XRTModule, dict[Hashable, ImportedModel | None]]] = (
-    weakref.WeakKeyDictionary()
-)
+_Forms = weakref.WeakKeyDictionary[XRTModule, tuple[Graph, dict[Hashable, T]]]
+_forms: Final[_Forms[InPlace | None]] = weakref.WeakKeyDictionary()
+_shifting: Final[_Forms[ImportedModel | None]] = weakref.WeakKeyDictionary()
 _lock: Final = threading.Lock()
+
+
+def _of_graph(forms: _Forms[T], module: XRTModule, graph: Graph) -> dict[Hashable, T]:
+    """What was made of a module's graph, which is another one once a pass was left out."""
+    kept = forms.get(module)
+    if kept is None or kept[0] is not graph:
+        kept = forms[module] = (graph, {})
+    return kept[1]
 
 
 def _results(module: XRTModule, caches: Sequence[Cache], scores: str) -> list[Value]:
