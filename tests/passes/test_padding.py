@@ -223,7 +223,19 @@ def _merged_sums(g: Builder, x: Value) -> Value:
     return g.add("ReduceSum", g.add("Reshape", x, g.add("Concat", size, g.ints(HIDDEN), axis=0)), g.ints(0))
 
 
+def _expanded_sums(g: Builder, op: str) -> Value:
+    """Rows and columns as one axis, beside their sum expanded to the product of their sizes."""
+    rows = g.add("Reshape", g.x, g.ints(-1, HIDDEN))
+    size = g.add("Mul", g.size(g.x, 0), g.size(g.x, 1))
+    total = g.add("ReduceSum", g.add("Abs", rows), g.ints(0), keepdims=1)
+    total = g.add("Expand", total, g.add("Concat", size, g.ints(HIDDEN), axis=0))
+    made = g.add("Where", g.add("Greater", rows, total), rows, total) if op == "Where" else g.add(op, rows, total)
+    return g.add("ReduceSum", made, g.ints(0))
+
+
 CASES: dict[str, Callable[[Builder], Value]] = {
+    "Expand to a product of sizes": lambda g: _expanded_sums(g, "Div"),
+    "Expand to a product of sizes twice": lambda g: _expanded_sums(g, "Where"),
     "GatherND of all places": lambda g: looked_up(g, "GatherND"),
     "Gather of all places": lambda g: looked_up(g, "Gather"),
     "Gather of all places twice": lambda g: _by_places(g, repeated=2),

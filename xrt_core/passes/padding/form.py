@@ -40,7 +40,8 @@ class Padded(Struct, frozen=True):
     that are valid along the other axes are zero. clean: all padding is zero. top: its elements are integers from 0 to
     below this, at every place (in the padding: for the bucket's sizes): one for all, or one for each column of the last
     axis. steps: its elements count positions at all valid places: one for all, or one for each column of the last axis.
-    ratios: the contents of floats as quotients of sizes (`Ratio`), where they follow from shapes.
+    ratios: the contents of floats as quotients of sizes (`Ratio`), where they follow from shapes. unexpanded: what an
+    Expand made it of.
     """
 
     value: Value | None
@@ -52,6 +53,7 @@ class Padded(Struct, frozen=True):
     top: tuple[Expr, ...] = ()
     steps: tuple[Steps, ...] = ()
     ratios: Known | None = None
+    unexpanded: Padded | None = None
 
     @property
     def padded(self) -> tuple[int, ...]:

@@ -173,7 +173,7 @@ def _expanded(p: Padder, x: Padded, target: Sequence[Axis]) -> Padded:
     zeros = frozenset(i for i, a in enumerate(old) if i - rank + x.rank in x.zeros and is_padded(a))
     clean = x.clean and all(is_padded(a) == is_padded(b) for a, b in zip(axes, old, strict=True))
     top = x.top if len(x.top) == 1 or (len(x.top) > 1 and old[-1] == axes[-1]) else ()
-    return p.padded(made, axes, zeros=zeros, clean=clean, top=top)
+    return p.padded(made, axes, zeros=zeros, clean=clean, top=top, unexpanded=x)
 
 
 def tile(p: Padder, node: Node, given: Given) -> Given:

@@ -80,6 +80,7 @@ def _elementwise(p: Padder, node: Node, given: Given) -> Given:
         if divisor is not None and divisor.dtype.kind in "iu" and divisor.padded:
             # some libraries end the process where an integer is divided by zero, and NumPy refuses negative powers
             inputs[1] = p.masked(divisor, divisor.padded, 1)
+    inputs = [s and _by_factors(s, inputs) for s in inputs]
     sources = [s for s in inputs if s is not None]
     axes = broadcast(p, [s.axes for s in sources])
     padded = frozenset(i for i, a in enumerate(axes) if is_padded(a))
@@ -91,6 +92,24 @@ def _elementwise(p: Padder, node: Node, given: Given) -> Given:
         clean = all(s.clean and len(s.padded) == len(padded) for s in weighed)
     top = sources[0].top if len(sources) == 1 and _keeps_numbers(node) else ()
     return p.copy(node, inputs, [axes] * len(node.outputs), zeros=zeros, clean=clean, top=top)
+
+
+def _by_factors(s: Padded, inputs: Given) -> Padded:
+    """An input that was expanded to sizes of which others have factors is as before that: it is broadcast to these."""
+    x = s.unexpanded
+    if x is None:
+        return s
+    others = [(o.axes, o.rank) for o in inputs if o is not None and o.unexpanded is None]
+    differs = False
+    for i, a in enumerate(s.axes):
+        from_end = s.rank - i
+        if a == () or (from_end <= x.rank and x.axes[-from_end] == a):
+            continue
+        beside = [axes[-from_end] for axes, rank in others if from_end <= rank]
+        if all(product(b) != product(a) for b in beside):
+            return s
+        differs |= a not in beside
+    return x if differs else s
 
 
 def _is_zero(s: Padded) -> bool:

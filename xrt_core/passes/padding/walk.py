@@ -493,6 +493,7 @@ class Padder:
             zeros=(s.zeros | set(where)) if zero else frozenset(),
             clean=zero and all_of_it,
             top=s.top if zero else (),
+            unexpanded=None,
         )
 
     def lowest(self, dtype: np.dtype) -> Any:
