@@ -437,11 +437,10 @@ def run_exported(p: Program, engine: str, counts: Counter[str]) -> str:
             return function(*args)
 
     function = p.function()
-    torch.manual_seed(0)
+    before = torch.get_rng_state()
     try:
         expected = function(*map(_copy, p.inputs))
-        torch.manual_seed(1)
-        if any(_difference(a, b, 0) for a, b in zip(function(*map(_copy, p.inputs)), expected, strict=True)):
+        if not torch.equal(torch.get_rng_state(), before):
             return ""  # the numbers are random ones
         program = torch.export.export(Module(), tuple(map(_copy, p.inputs)), strict=False)
         program.run_decompositions({})  # which tells of writes that torch does not take out
