@@ -414,15 +414,19 @@ def run(p: Program, options: dict[str, Any], seen: set[str], counts: Counter[str
     except Exception:
         counts["programs that eager refuses"] += 1
         return ""
+    reasons: list[str] = []
+    undo = xrt.subscribe(
+        lambda e: reasons.append(f"{e.fields['stage']}: {e.fields['error']}") if e.name == "fallback" else None
+    )
     wrong = attempt(p, expected, bool(options["background"]), backend=backend, options=options)
+    undo()
     graphs = [g for g in xrt_torch.graphs() if g.name not in seen]
     seen.update(g.name for g in graphs)
     counts["programs"] += 1
     counts["graphs"] += len(graphs)
-    for g in graphs:
-        if g.reason:
-            counts["graphs that fell back"] += 1
-            print(f"program {p.number}: {g.name} fell back: {g.reason[:300]}", flush=True)
+    for reason in dict.fromkeys(reasons):
+        counts["graphs that fell back"] += 1
+        print(f"program {p.number} fell back: {reason[:300]}", flush=True)
     if wrong and any(attempt(p, expected, backend=control) for control in CONTROLS):
         counts["of torch's own"] += 1
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,3 +25,14 @@ def fresh_graphs() -> Iterator[None]:
     yield
     torch._dynamo.reset()
     gc.collect()
+
+
+@pytest.fixture
+def events() -> Iterator[list[Any]]:
+    """The events of all logs, during a test."""
+    import xrt_core as xrt
+
+    found: list[Any] = []
+    undo = xrt.subscribe(found.append)
+    yield found
+    undo()

@@ -260,10 +260,8 @@ def test_an_operator_without_translation_runs_in_torch() -> None:
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
-def test_what_fails_ends_in_eager(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_ends_in_eager(events: list[Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure while XRT compiles or runs, in `loss.backward()` too: eager's gradients, one event, and the reason."""
-    events: list[Any] = []
-    undo = xrt.subscribe(events.append)
     run = compiled.CompiledGraph._on_xrt
 
     def dies(self: Any, *given: Any) -> Any:
@@ -273,14 +271,11 @@ def test_what_fails_ends_in_eager(kind: str, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", dies)
     model = nn.Linear(4, 2)
-    try:
-        eager, x = copy.deepcopy(model), torch.randn(3, 4)
-        made = on_xrt(model)
-        for seed in range(2):
-            for a, b in zip(step(made, x, seed)[1], step(eager, x, seed)[1], strict=True):
-                torch.testing.assert_close(a, b)
-    finally:
-        undo()
+    eager, x = copy.deepcopy(model), torch.randn(3, 4)
+    made = on_xrt(model)
+    for seed in range(2):
+        for a, b in zip(step(made, x, seed)[1], step(eager, x, seed)[1], strict=True):
+            torch.testing.assert_close(a, b)
     (failed,) = [e for e in events if e.name == "fallback"]
     assert (failed.kind, failed.stage) == ("memory", "run")
     assert "none left" in xrt_torch.explain(model)

@@ -211,17 +211,12 @@ class Own(torch.Tensor):
 
 
 @pytest.mark.parametrize("kind", ["sparse", "subclass"])
-def test_tensors_that_are_torchs(kind: str) -> None:
+def test_tensors_that_are_torchs(events: list[Any], kind: str) -> None:
     """Sparse inputs, and those of a class of their own, run in eager; where a graph was captured, with the reason."""
-    events: list[Any] = []
-    undo = xrt.subscribe(events.append)
     x = torch.eye(3).to_sparse() if kind == "sparse" else torch.randn(3).as_subclass(Own)
-    try:
-        call = on_xrt(lambda v: v * 2)
-        for _ in range(2):
-            y = call(x)
-    finally:
-        undo()
+    call = on_xrt(lambda v: v * 2)
+    for _ in range(2):
+        y = call(x)
     assert type(y) is type(x)
     assert y.layout is x.layout
     torch.testing.assert_close(y, x * 2)
@@ -395,7 +390,9 @@ def test_tensors_that_share_memory_are_captured_at_once() -> None:
         assert xrt_torch.wait(60)
 
 
-def test_a_capture_that_fails_at_the_second_call_ends_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_fails_at_the_second_call_ends_in_eager(
+    events: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the event, once; calls stay right."""
     import xrt_torch.backend as module
 
@@ -403,21 +400,18 @@ def test_a_capture_that_fails_at_the_second_call_ends_in_eager(monkeypatch: pyte
         raise RuntimeError("no capture")
 
     monkeypatch.setattr(module, "_as_compiling", broken)
-    events: list[Any] = []
-    undo = xrt.subscribe(events.append)
     model, x = nn.Linear(4, 2), torch.randn(3, 4)
     call = torch.compile(model, backend=backend, options={"engine": "host", "background": True})
-    try:
-        for _ in range(4):
-            torch.testing.assert_close(call(x), model(x))
-    finally:
-        undo()
+    for _ in range(4):
+        torch.testing.assert_close(call(x), model(x))
     assert [e.fields["error"] for e in events if e.name == "fallback"] == ["RuntimeError: no capture"]
 
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_a_wrong_decomposition_ends_in_eager(monkeypatch: pytest.MonkeyPatch, background: bool, mode: Any) -> None:
+def test_a_wrong_decomposition_ends_in_eager(
+    events: list[Any], monkeypatch: pytest.MonkeyPatch, background: bool, mode: Any
+) -> None:
     """The captured graph is as wrong in eager as on XRT, so that its first call is compared with the module. What it
     drew of random numbers meanwhile is drawn again."""
     wrong = {**backends.table(), torch.ops.aten.tanh.default: lambda x: x.sigmoid() * 2}
@@ -426,26 +420,23 @@ def test_a_wrong_decomposition_ends_in_eager(monkeypatch: pytest.MonkeyPatch, ba
     def f(x: Any) -> Any:
         return nn.functional.dropout(x, 0.5).tanh()
 
-    events: list[Any] = []
-    undo = xrt.subscribe(events.append)
     call = torch.compile(f, backend=backend, options={"engine": "host", "background": background})
-    try:
-        with mode():
-            x = torch.randn(64, requires_grad=mode is torch.enable_grad)
-            for seed in range(5):
-                torch.manual_seed(seed)
-                expected, following = f(x), torch.rand(())
-                torch.manual_seed(seed)
-                torch.testing.assert_close(call(x), expected)
-                assert torch.rand(()) == following
-                assert xrt_torch.wait(60)
-    finally:
-        undo()
+    with mode():
+        x = torch.randn(64, requires_grad=mode is torch.enable_grad)
+        for seed in range(5):
+            torch.manual_seed(seed)
+            expected, following = f(x), torch.rand(())
+            torch.manual_seed(seed)
+            torch.testing.assert_close(call(x), expected)
+            assert torch.rand(()) == following
+            assert xrt_torch.wait(60)
     assert [e.fields["kind"] for e in events if e.name == "fallback"] == ["wrong numbers"]
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_wrong_decomposition_of_gradients_ends_in_eager(monkeypatch: pytest.MonkeyPatch, background: bool) -> None:
+def test_a_wrong_decomposition_of_gradients_ends_in_eager(
+    events: list[Any], monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
     """Before a caller gets a gradient of it, where XRT compiles in the background; after the first one where not. What
     the comparison drew of random numbers is drawn again."""
     wrong = {**backends.table(), torch.ops.aten.tanh_backward.default: lambda g, y: g * (1 - y)}
@@ -454,30 +445,27 @@ def test_a_wrong_decomposition_of_gradients_ends_in_eager(monkeypatch: pytest.Mo
     def f(x: Any, w: Any) -> Any:
         return (nn.functional.dropout(x, 0.5) * w).tanh()
 
-    events: list[Any] = []
-    undo = xrt.subscribe(events.append)
     call = torch.compile(f, backend=backend, options={"engine": "host", "background": background})
     x, w = torch.randn(64, requires_grad=True), nn.Parameter(torch.randn(64))
-    try:
-        for seed in range(6):
-            found = []
-            for g in (f, call):
-                torch.manual_seed(seed)
-                y = g(x, w)
-                found.append([y.detach(), torch.rand(()), *torch.autograd.grad(y.sum(), (x, w))])
-            if background or seed > 1:
-                for a, b in zip(*found, strict=True):
-                    torch.testing.assert_close(a, b)
-            assert xrt_torch.wait(60)
-    finally:
-        undo()
+    for seed in range(6):
+        found = []
+        for g in (f, call):
+            torch.manual_seed(seed)
+            y = g(x, w)
+            found.append([y.detach(), torch.rand(()), *torch.autograd.grad(y.sum(), (x, w))])
+        if background or seed > 1:
+            for a, b in zip(*found, strict=True):
+                torch.testing.assert_close(a, b)
+        assert xrt_torch.wait(60)
     assert [e.fields["kind"] for e in events if e.name == "fallback"] == ["wrong numbers"]
     assert "gradient of" in next(e.fields["error"] for e in events if e.name == "fallback")
 
 
 @pytest.mark.parametrize("wrong", ["tanh", "tanh_backward"])
 @pytest.mark.parametrize("background", [False, True])
-def test_calls_that_write_are_compared_on_copies(monkeypatch: pytest.MonkeyPatch, background: bool, wrong: str) -> None:
+def test_calls_that_write_are_compared_on_copies(
+    events: list[Any], monkeypatch: pytest.MonkeyPatch, background: bool, wrong: str
+) -> None:
     """Statistics are written once in each call, and never from a wrong decomposition where XRT compiles in the
     background; gradients are compared beside them."""
     op = getattr(torch.ops.aten, wrong).default
@@ -497,29 +485,24 @@ def test_calls_that_write_are_compared_on_copies(monkeypatch: pytest.MonkeyPatch
             self.calls += 1
             return y - self.mean
 
-    events: list[Any] = []
-    undo = xrt.subscribe(events.append)
     model = Running()
     eager = copy.deepcopy(model)
     call = torch.compile(model, backend=backend, options={"engine": "host", "background": background})
-    try:
-        for seed in range(6):
-            x = torch.randn(4, 8)
-            found = []
-            for m, f in ((model, call), (eager, eager)):
-                torch.manual_seed(seed)
-                y = f(x)
-                m.weight.grad = None
-                y.square().sum().backward()
-                found.append([y.detach(), m.mean.clone(), m.calls.clone(), torch.rand(()), m.weight.grad])
-            if background or seed > 1:
-                for a, b in zip(*found, strict=True):
-                    torch.testing.assert_close(a, b)
-            else:
-                model.load_state_dict(eager.state_dict())
-            assert xrt_torch.wait(60)
-    finally:
-        undo()
+    for seed in range(6):
+        x = torch.randn(4, 8)
+        found = []
+        for m, f in ((model, call), (eager, eager)):
+            torch.manual_seed(seed)
+            y = f(x)
+            m.weight.grad = None
+            y.square().sum().backward()
+            found.append([y.detach(), m.mean.clone(), m.calls.clone(), torch.rand(()), m.weight.grad])
+        if background or seed > 1:
+            for a, b in zip(*found, strict=True):
+                torch.testing.assert_close(a, b)
+        else:
+            model.load_state_dict(eager.state_dict())
+        assert xrt_torch.wait(60)
     (error,) = [e.fields["error"] for e in events if e.name == "fallback"]
     assert ("gradient of" in error) == (wrong == "tanh_backward")
 
@@ -579,6 +562,21 @@ def test_a_checkpoint_around_what_is_compiled(background: bool) -> None:
     for _ in range(2):
         step(lambda f, x: checkpoint(f, x, use_reentrant=False))
     assert forward._calls == calls + 4
+
+
+@pytest.mark.parametrize("needs_number", [False, True])
+def test_floats_that_vary(events: list[Any], needs_number: bool) -> None:
+    """They are given as tensors, or where an operator takes none torch begins anew with the number as a constant."""
+
+    def scaled(x: Any, factor: float) -> Any:
+        return nn.functional.pad(x, (1, 2), value=factor) * factor if needs_number else (x * factor).sin()
+
+    call, x = torch.compile(scaled, backend=backend, options={"engine": "host", "background": True}), torch.randn(4)
+    for factor in (0.5, 1.5, 2.5, *[3.25] * 4):
+        torch.testing.assert_close(call(x, factor), scaled(x, factor))
+        assert xrt_torch.wait(60)
+    assert not [e.fields["error"] for e in events if e.name == "fallback"]
+    assert xrt_torch.graphs()[-1]._calls
 
 
 def test_a_gradient_that_is_nothing_but_rounding_is_right() -> None:
@@ -659,11 +657,16 @@ def test_what_communicates_is_never_called_twice() -> None:
     assert any("communicates" in e.fields["error"] for e in events if e.name == "fallback")
 
 
-def test_results_that_cannot_be_compared_are_eagers() -> None:
+def test_results_that_cannot_be_compared_are_eagers(events: list[Any]) -> None:
     """Whatever torch raises when it compares them; what was compiled is let go."""
     released = []
     graph = types.SimpleNamespace(
-        name="g", kind="inference", module=None, reason=None, is_compiling=False, is_proven=False,
+        name="g",
+        kind="inference",
+        module=None,
+        reason=None,
+        is_compiling=False,
+        is_proven=False,
         release=lambda: released.append(1),
     )
 
@@ -671,21 +674,14 @@ def test_results_that_cannot_be_compared_are_eagers() -> None:
         raise NotImplementedError("no kernel")
 
     confirmation = types.SimpleNamespace(module="torch's", needs_results=True, needs_gradients=False, compare=refuses)
-    events: list[Any] = []
-    undo = xrt.subscribe(events.append)
-    try:
-        answers = Choice(
-            lambda x: (x * 2,), lambda: lambda x: (x * 3,), [graph], race=True, confirmation=confirmation
-        )
-        for _ in range(2):
-            assert torch.equal(answers.answer(torch.ones(3))[0], torch.full((3,), 2.0))
-    finally:
-        undo()
+    answers = Choice(lambda x: (x * 2,), lambda: lambda x: (x * 3,), [graph], race=True, confirmation=confirmation)
+    for _ in range(2):
+        assert torch.equal(answers.answer(torch.ones(3))[0], torch.full((3,), 2.0))
     assert ["no kernel" in e.fields["error"] for e in events if e.name == "fallback"] == [True]
     assert released == [1]
 
 
-def test_what_aotautograd_gets_wrong_ends_in_eager() -> None:
+def test_what_aotautograd_gets_wrong_ends_in_eager(events: list[Any]) -> None:
     """A graph that raises where the module does not is the module's from then on, with the event; what the caller does
     wrong is raised as it is, and changes nothing."""
 
@@ -697,17 +693,12 @@ def test_what_aotautograd_gets_wrong_ends_in_eager() -> None:
     def graph(x: Any) -> tuple[Any]:
         raise RuntimeError("strides")
 
-    events: list[Any] = []
-    undo = xrt.subscribe(events.append)
-    try:
-        answers = Choice(module, lambda: graph, [], race=True)
-        with pytest.raises(ValueError, match="two rows"):
-            answers.answer(torch.ones(2))
-        assert not events
-        for _ in range(2):
-            assert torch.equal(answers.answer(torch.ones(3))[0], torch.full((3,), 2.0))
-    finally:
-        undo()
+    answers = Choice(module, lambda: graph, [], race=True)
+    with pytest.raises(ValueError, match="two rows"):
+        answers.answer(torch.ones(2))
+    assert not events
+    for _ in range(2):
+        assert torch.equal(answers.answer(torch.ones(3))[0], torch.full((3,), 2.0))
     assert [e.fields["error"] for e in events if e.name == "fallback"] == ["RuntimeError: strides"]
     assert answers.answer is module
 

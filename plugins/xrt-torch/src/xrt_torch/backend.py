@@ -137,7 +137,7 @@ def _aot(
 ) -> Any:
     graphs: list[CompiledGraph] = []
     confirmation = Confirmation(module, device)
-    shapes = _of_shapes(inputs)
+    shapes = _of_shapes(module, inputs)
     resolved = resolve(options)
 
     def capture(given: Sequence[Any]) -> Any:
@@ -198,15 +198,18 @@ def _unless_shared(compiled: Call, module: Call, written: Sequence[int]) -> Call
     return call
 
 
-def _of_shapes(inputs: Sequence[Any]) -> list[Any] | None:
+def _of_shapes(module: GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
     """The inputs as fake tensors, for a graph that is captured at a later call; None where it has to be at once.
 
-    AOTAutograd then adds guards to those of TorchDynamo: on sizes that are symbols, and on tensors that share memory.
+    AOTAutograd then adds guards to those of TorchDynamo: on sizes that are symbols, tensors that share memory, and
+    floats that vary, which are given as tensors, where an operator needs the number.
     """
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
     if context is None or context.fake_mode is None or not all(isinstance(x, torch.Tensor) for x in inputs):
+        return None
+    if any(n.op == "call_method" and n.target == "item" for n in module.graph.nodes):
         return None
     made = [context.fake_mode.from_tensor(x, static_shapes=True) for x in inputs]
     places = {x.untyped_storage()._cdata for x in made}
