@@ -379,7 +379,7 @@ def _searchsorted(
     after = right or side == "right"
     many = sequence.dim() > 1
     a, b = (sequence.unsqueeze(-2) if many else sequence), values.unsqueeze(-1)
-    made = (a <= b if after else a < b).sum(-1)
+    made = torch.logical_not(a > b if after else a >= b).sum(-1)  # NaN is behind all
     return made.to(torch.int32) if out_int32 else made
 
 

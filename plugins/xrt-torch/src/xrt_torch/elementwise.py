@@ -105,7 +105,7 @@ def _remainder(x: Any, other: Any) -> Any:
     kind = torch.result_type(x, other)
     if not kind.is_floating_point:
         return NotImplemented
-    x, other = (v.to(kind) if isinstance(v, Tensor) else torch.full([], v, dtype=kind) for v in (x, other))
+    x, other = (_as_tensor(v, kind) for v in (x, other))
     left = torch.fmod(x, other)
     return torch.where((left != 0) & ((left < 0) != (other < 0)), left + other, left)
 
@@ -127,13 +127,40 @@ def _shifted(x: Any, n: Any, called: Any, kept: Any) -> Any:
 
 
 def _floor_divide(a: Any, b: Any) -> Any:
-    """Of booleans as of the integers that torch makes of them."""
-    kinds = {v.dtype for v in (a, b) if isinstance(v, Tensor)}
-    if torch.bool not in kinds:
-        return NotImplemented
+    """Of floats by what `fmod` leaves, which is exact: 1 // 0.1 is 9, and the quotient is rounded to 10. Of booleans as
+    of the integers that torch makes of them."""
     kind = torch.result_type(a, b)
+    if kind.is_floating_point:
+        wide = kind if kind is torch.float64 else torch.float32
+        return _floor_of_floats(*(_as_tensor(v, wide) for v in (a, b))).to(kind)
+    if torch.bool not in {v.dtype for v in (a, b) if isinstance(v, Tensor)}:
+        return NotImplemented
     a, b = (v.to(kind) if isinstance(v, Tensor) else v for v in (a, b))
     return torch.floor_divide(a, b)
+
+
+def _floor_of_floats(a: Tensor, b: Tensor) -> Tensor:
+    left = torch.fmod(a, b)
+    made = (a - left) / b
+    made = torch.where((left != 0) & ((left < 0) != (b < 0)), made - 1, made)
+    whole = torch.floor(made)
+    return torch.where(b == 0, a / b, torch.where(made - whole > 0.5, whole + 1, whole))
+
+
+def _as_tensor(v: Any, kind: torch.dtype) -> Tensor:
+    return v.to(kind) if isinstance(v, Tensor) else torch.full([], v, dtype=kind)
+
+
+def _divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode != "floor":
+        return NotImplemented
+    if torch.result_type(a, b).is_floating_point:
+        return _floor_divide(a, b)
+    return torch.floor_divide(a, b)
+
+
+def _round(x: Tensor) -> Any:
+    return NotImplemented if x.dtype.is_floating_point else x.clone()
 
 
 def _leaky_relu(x: Tensor, slope: Any = 0.01) -> Any:
@@ -226,6 +253,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.atan2.default: _atan2,
         aten.copysign.Scalar: _copysign,
         aten.copysign.Tensor: _copysign,
+        aten.div.Scalar_mode: _divide,
+        aten.div.Tensor_mode: _divide,
         aten.elu.default: _elu,
         aten.floor_divide.Scalar: _floor_divide,
         aten.floor_divide.default: _floor_divide,
@@ -246,6 +275,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.remainder.Scalar: _remainder,
         aten.remainder.Scalar_Tensor: _remainder,
         aten.remainder.Tensor: _remainder,
+        aten.round.default: _round,
         aten.rsub.Scalar: _rsub,
         aten.rsub.Tensor: _rsub,
         aten.signbit.default: _is_negative,

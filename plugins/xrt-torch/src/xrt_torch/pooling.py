@@ -39,6 +39,10 @@ def along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
 
 
 def _adaptive_avg_pool3d(x: Tensor, size: Sequence[int]) -> Tensor:
+    sides = [(x.shape[d], m) for d, m in zip((-3, -2, -1), size, strict=True)]
+    is_wide = x.dtype in (torch.float32, torch.float64)  # torch averages no others so
+    if is_wide and x.numel() and all(m and n % m == 0 for n, m in sides):  # windows of one size
+        return aten.avg_pool3d.default(x, [n // m for n, m in sides])
     for d, m in zip((-3, -2, -1), size, strict=True):
         x = along(x, d, _adaptive(x.shape[d], m, x))
     return x
@@ -46,14 +50,20 @@ def _adaptive_avg_pool3d(x: Tensor, size: Sequence[int]) -> Tensor:
 
 def _adaptive_avg_pool_backward(grad: Tensor, x: Tensor, dims: Sequence[int]) -> Tensor:
     """Each gradient spread over its window: at once where all windows are of one size."""
-    if len(dims) == 2 and not any(x.shape[d] % grad.shape[d] for d in dims):
-        (h, oh), (w, ow) = [(x.shape[d], grad.shape[d]) for d in dims]
-        lead = list(x.shape[:-2])
-        spread = (grad / float((h // oh) * (w // ow))).reshape([*lead, oh, 1, ow, 1])
-        return spread.expand([*lead, oh, h // oh, ow, w // ow]).reshape(x.shape)
+    if not any(x.shape[d] % grad.shape[d] for d in dims):
+        sizes = [x.shape[d] // grad.shape[d] for d in dims]
+        return _repeated(grad / float(math.prod(sizes)), sizes)
     for d in dims:
         grad = along(grad, d, _adaptive(x.shape[d], grad.shape[d], grad).t())
     return grad
+
+
+def _repeated(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Each element so many times, along each of the last dimensions."""
+    lead, last = list(x.shape[: -len(sizes)]), x.shape[-len(sizes) :]
+    pairs = list(zip(last, sizes, strict=True))
+    wide = x.reshape([*lead, *(n for m, _ in pairs for n in (m, 1))])
+    return wide.expand([*lead, *(n for pair in pairs for n in pair)]).reshape([*lead, *(m * k for m, k in pairs)])
 
 
 def _adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -74,9 +84,12 @@ def _avg_pool(
     divisor_override: int | None = None,
 ) -> Any:
     """Only of integers, and with a divisor, which ONNX's operator does not have."""
-    if divisor_override is None and x.dtype.is_floating_point:
-        return NotImplemented
     n = len(kernel)
+    if x.dtype.is_floating_point and divisor_override is None:
+        return NotImplemented
+    if x.dtype.is_floating_point and not ceil_mode and n in (2, 3):  # all windows have as many elements
+        pool = aten.avg_pool2d.default if n == 2 else aten.avg_pool3d.default
+        return pool(x, kernel, stride, padding) * (math.prod(widened(kernel, n)) / divisor_override)
     counts = torch.ones([], dtype=x.dtype, device=x.device)
     for i, (k, s, p, size) in enumerate(_pooling(x, kernel, stride, padding, n)):
         starts = torch.arange(_pooled(size, k, s, p, ceil_mode), device=x.device) * s - p
@@ -121,6 +134,9 @@ def _avg_pool_backward(
     """Each gradient, divided by the size of its window, spread over it."""
     n = len(kernel)
     sides = _pooling(x, kernel, stride, padding, n)
+    if all(k == s and not p and size % k == 0 for k, s, p, size in sides):  # windows side by side
+        sizes = [k for k, *_ in sides]
+        return _repeated(grad / float(divisor_override or math.prod(sizes)), sizes)
     for i, (k, s, p, size) in enumerate(sides):
         starts = torch.arange(grad.shape[i - n], device=x.device) * s - p
         ends = starts + k

@@ -78,10 +78,15 @@ def registry() -> Any:
 def own_translations() -> dict[Any, Any]:
     """The translations of this package: of operators that torchlib lacks or gets wrong."""
     return {
+        torch.ops.aten.diagonal.default: _diagonal,
+        torch.ops.aten.div.Scalar_mode: _truncated,
+        torch.ops.aten.div.Tensor_mode: _truncated,
         torch.ops.aten.gelu.default: _gelu,
         torch.ops.aten.grid_sampler_2d.default: _grid_sampler,
         torch.ops.aten.index.Tensor: _index,
         torch.ops.aten._unsafe_index.Tensor: _index,
+        torch.ops.aten.sgn.default: _sign,
+        torch.ops.aten.sign.default: _sign,
         torch.ops.aten.sort.stable: _sort_stable,
         dft._opoverload: _dft,
         recurrence._opoverload: _recurrence,
@@ -96,6 +101,44 @@ def _gelu(x: Any, approximate: str = "none") -> Any:
     from xrt_torch.onnx_functions import gelu, gelu_tanh
 
     return gelu_tanh(x) if approximate == "tanh" else gelu(x)
+
+
+def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Every so many elements of the two dimensions as one, which is none of what lies beside the diagonal: infinities
+    and NaN there stay there."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    rank = len(x.shape)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    order = [i for i in range(rank) if i not in (dim1, dim2)] + [dim1, dim2]
+    x = x if order == sorted(order) else op.Transpose(x, perm=order)
+    zero, one, below, above = (op.Constant(value_ints=[n]) for n in (0, 1, max(-offset, 0), max(offset, 0)))
+    rows, columns = (op.Shape(x, start=i, end=i + 1) for i in (rank - 2, rank - 1))
+    count = op.Max(op.Min(op.Sub(rows, below), op.Sub(columns, above)), zero)
+    step, first = op.Add(columns, one), op.Add(op.Mul(below, columns), above)
+    whole = op.Concat(op.Shape(x, end=rank - 2), op.Mul(rows, columns), axis=0) if rank > 2 else op.Mul(rows, columns)
+    last = op.Constant(value_ints=[rank - 2])
+    return op.Slice(op.Reshape(x, whole, allowzero=1), first, op.Add(first, op.Mul(count, step)), last, step)
+
+
+def _truncated(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+    """Of integers by their own division, which no float has the digits for. Floors are taken apart before this."""
+    from onnxscript.function_libs.torch_lib.ops.core import aten_div_mode
+    from onnxscript.onnx_opset import opset18 as op
+
+    if rounding_mode != "trunc" or not a.dtype.is_integer():
+        return aten_div_mode(a, b, rounding_mode=rounding_mode)
+    return op.Div(a, op.CastLike(b, a))
+
+
+def _sign(x: Any) -> Any:
+    """The operator, which leaves open what the sign of NaN is: 0 for torch."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    if x.dtype == ir.DataType.BOOL:
+        return op.Identity(x)
+    made = op.Sign(x)
+    return op.Where(op.IsNaN(x), op.CastLike(0.0, x), made) if x.dtype.is_floating_point() else made
 
 
 def _index(x: Any, indices: Sequence[Any]) -> Any:
