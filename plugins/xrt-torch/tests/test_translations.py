@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+import xrt_torch  # noqa: E402
 from xrt_torch import groups, ordering, polynomials, pooling, resampling, special_functions, windows  # noqa: E402
 from xrt_torch.backend import captured  # noqa: E402
 from xrt_torch.compiled import CompiledGraph  # noqa: E402
@@ -79,6 +80,24 @@ def test_short_time_fourier_transforms() -> None:
     graphs = agrees(_spectral_gate, torch.randn(2, 128, dtype=torch.float64, requires_grad=True))
     left = [why for g in graphs for why in g.eager_nodes.values() if AT_BORDER not in why]
     assert not [why for why in left if "complex numbers" in why], left
+
+
+OF_REALS: dict[str, Callable[[Any], Any]] = {
+    "expm1": torch.expm1,
+    "log1p": torch.log1p,
+    "ldexp": lambda z: torch.ldexp(z, torch.arange(3.0)),
+    "logaddexp": lambda z: torch.logaddexp(z, z * 2),
+    "logcumsumexp": lambda z: z.logcumsumexp(0),
+    "cumprod": lambda z: z.cumprod(0),
+    "real zeros": lambda z: z + torch.zeros_like(z, dtype=torch.float64) + torch.full_like(z, 3, dtype=torch.float64),
+    "constants": lambda z: z * torch.tensor([1j, 2.0, 3 + 1j], dtype=torch.complex128),
+}
+
+
+@pytest.mark.parametrize("name", OF_REALS)
+def test_what_is_written_for_real_numbers_is_not_taken_for_complex_ones(name: str) -> None:
+    """`expm1` and `log1p` had the real parts alone, so that the comparison left the graph to eager."""
+    agrees(OF_REALS[name], torch.randn(3, dtype=torch.complex128))
 
 
 def test_complex_inputs_and_operators_without_a_rule() -> None:
@@ -505,6 +524,20 @@ DOUBLES: dict[str, Callable[[Any, Any], Any]] = {
     "product of matrices": lambda x, y: torch.addmm(x, y, y, alpha=0.1, beta=0.3),
     "products of matrices": lambda x, y: torch.baddbmm(x[None], y[None], y[None], alpha=0.1, beta=0.3),
     "not a number, times 0": lambda x, y: torch.addmm(x * math.nan, y, y, alpha=0.1, beta=0.0),
+    "product with a vector": lambda x, y: torch.addmv(x[0], y, x[1], alpha=0.1, beta=0.3),
+    "not a number beside a vector": lambda x, y: torch.addmv(x[0] * math.nan, y, x[1], alpha=0.1, beta=0.0),
+    "sum of products": lambda x, y: torch.addbmm(x, y[None], y[None], alpha=0.1, beta=0.3),
+    "variance": lambda x, y: torch.var(x, 1, correction=0.3, keepdim=True) + torch.var(y, correction=1.7),
+    "normalisation of groups": lambda x, y: torch.nn.functional.group_norm(x[None], 2, y[0], y[1], eps=0.1),
+    "normalisation of batches": lambda x, y: torch.nn.functional.batch_norm(x, None, None, y[0], None, True, eps=0.1),
+    "normalisation by statistics": lambda x, y: torch.nn.functional.batch_norm(x, y[0], y[1].abs(), eps=0.1),
+    "interpolation": lambda x, y: torch.nn.functional.interpolate(x[None], scale_factor=1.7, mode="linear"),
+    "interpolation of pictures": lambda x, y: torch.nn.functional.interpolate(
+        x[None, None], size=(7, 3), mode="bicubic"
+    ),
+    "interpolation of volumes": lambda x, y: torch.nn.functional.interpolate(
+        torch.stack([x, y])[None, None], size=(3, 6, 5), mode="trilinear", align_corners=True
+    ),
     "power of a number": lambda x, y: torch.pow(0.1, x),
     "range": lambda x, y: x[0, 0] + torch.arange(0.1, 1, 0.1, dtype=torch.float64),
 }
@@ -520,6 +553,21 @@ def test_numbers_beside_float64_have_its_digits(name: str) -> None:
         torch.testing.assert_close(call(x, y), DOUBLES[name](x, y), rtol=1e-14, atol=1e-14, equal_nan=True)
     assert [g.reason for g in graphs] == [None]
     assert [g.eager_nodes for g in graphs] == [{}]
+
+
+@pytest.mark.usefixtures("fresh_graphs")
+def test_filled_tensors_of_sizes_that_vary_have_the_digits_of_float64() -> None:
+    from xrt_torch.backend import xrt as backend
+
+    torch._dynamo.reset()
+    call = torch.compile(
+        lambda x: torch.full_like(x, 0.1) * x, backend=backend, dynamic=True,
+        options={"engine": "host", "background": False},
+    )  # fmt: skip
+    for n in (3, 3, 5):
+        x = torch.randn(n, dtype=torch.float64)
+        torch.testing.assert_close(call(x), 0.1 * x, rtol=1e-14, atol=0)
+    assert [g.reason for g in xrt_torch.graphs()] == [None]
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,11 @@ class _Lowering:
         return self._apart[node]
 
     def _with_own_memory(self, x: Tensor) -> Tensor:
-        """x, of another's memory no part, where sizes vary: whether a part is within the whole would be a guard."""
-        if x.dtype.is_complex or all(isinstance(n, int) for n in (*x.shape, *x.stride())):
+        """x, of another's memory no part, where sizes vary: whether a part is within the whole would be a guard. A
+        complex constant as a fake tensor, which is taken apart as one."""
+        if x.dtype.is_complex:
+            return x if isinstance(x, FakeTensor) else self._mode.from_tensor(x)
+        if all(isinstance(n, int) for n in (*x.shape, *x.stride())):
             return x
         with self._mode:
             return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
@@ -341,6 +344,8 @@ def _filled(node: Node, *args: Any, **kwargs: Any) -> Any:
     if tree_any(lambda x: isinstance(x, _Pair), value) or isinstance(value, Tensor):
         return NotImplemented
     like = node.meta["val"]
+    if not like.dtype.is_complex:
+        return torch.full(like.shape, value, dtype=like.dtype)
     kind = _REAL[like.dtype]
     number = complex(value)
     return _Pair(*(torch.full(like.shape, part, dtype=kind) for part in (number.real, number.imag)))

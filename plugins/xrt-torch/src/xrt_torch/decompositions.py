@@ -70,6 +70,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     made = dict(core_aten_decompositions().items())
     made.update(get_decompositions(_OF_TORCH))
     made.update({pad: functools.partial(_pad, made[pad]) for pad in _PADS})
+    made[aten.logaddexp.default] = _of_reals(made[aten.logaddexp.default])
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
@@ -80,11 +81,10 @@ def _table() -> dict[Any, Callable[..., Any]]:
 def own() -> dict[Any, Callable[..., Any]]:
     """The decompositions of this package: of what torchlib lacks or gets wrong."""
     made: dict[Any, Callable[..., Any]] = {}
+    for module in (elementwise, special_functions, polynomials):
+        made.update({operator: _of_reals(function) for operator, function in module.decompositions().items()})
     for module in (
-        elementwise,
         foreach,
-        special_functions,
-        polynomials,
         ordering,
         pooling,
         resampling,
@@ -97,6 +97,17 @@ def own() -> dict[Any, Callable[..., Any]]:
     ):
         made.update(module.decompositions())
     return made | _OWN
+
+
+def _of_reals(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that leaves complex numbers to the operator."""
+
+    @functools.wraps(function)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        is_complex = any(isinstance(x, complex) or (isinstance(x, Tensor) and x.dtype.is_complex) for x in args)
+        return NotImplemented if is_complex else function(*args, **kwargs)
+
+    return made
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -121,9 +132,35 @@ def _layer_norm(x: Tensor, *rest: Any) -> Any:
     return native_layer_norm(x, *rest)
 
 
+def _group_norm(x: Tensor, *rest: Any) -> Any:
+    """Of float64 by its parts: ONNX's operator has a float32 for epsilon."""
+    if x.dtype is not torch.float64:
+        return NotImplemented
+    from torch._refs import native_group_norm
+
+    return native_group_norm(x, *rest)
+
+
+def _var(x: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """Of float64 by its parts where the correction is no integer: torchlib has a float32 for it."""
+    if x.dtype is not torch.float64 or correction is None or correction == int(correction):
+        return NotImplemented
+    dims = list(range(x.dim())) if not dim else [d % x.dim() for d in dim]
+    far = (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
+    return far / max(math.prod(x.shape[d] for d in dims) - correction, 0)
+
+
+def _scaled_sum(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """`addmv` and `addbmm` of float64 by their parts: torchlib has the factors in float32."""
+    if x.dtype is not torch.float64 or {alpha, beta} == {1}:
+        return NotImplemented
+    made = (torch.mv(a, b) if b.dim() == 1 else torch.bmm(a, b).sum(0)) * alpha
+    return made if beta == 0 else x * beta + made
+
+
 def _batch_norm(x: Tensor, *rest: Any) -> Any:
-    """As `_layer_norm`."""
-    if x.dtype in (torch.float32, torch.float64):
+    """As `_layer_norm`; its epsilon is a float32."""
+    if x.dtype is torch.float32:
         return NotImplemented
     from torch._decomp.decompositions import native_batch_norm_helper
 
@@ -134,8 +171,8 @@ def _batch_norm(x: Tensor, *rest: Any) -> Any:
 def _norm_without_statistics(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, epsilon: float
 ) -> Any:
-    """As `_layer_norm`."""
-    if x.dtype in (torch.float32, torch.float64):
+    """As `_layer_norm`; its epsilon is a float32."""
+    if x.dtype is torch.float32:
         return NotImplemented
     from torch._decomp.decompositions import native_batch_norm_helper
 
@@ -262,7 +299,8 @@ def _scan(
 
 
 def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    kind = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+    is_integer = not (x.dtype.is_floating_point or x.dtype.is_complex)
+    kind = dtype or (torch.int64 if is_integer else x.dtype)
     if x.dim() == 0:
         return x.to(kind, copy=True)
     return _scan([x.to(kind)], dim, lambda a, b: [a[0] * b[0]])[0].clone()
@@ -585,7 +623,7 @@ def _trilinear(
         c = c.unsqueeze(d)
     if math.prod(torch.broadcast_shapes(a.shape, b.shape, c.shape)) > _MOST_COMPARED:
         return NotImplemented
-    return (a * b * c).sum(list(sumdim)) if sumdim else a * b * c
+    return (a * b * c).sum(list(sumdim), dtype=a.dtype) if sumdim else a * b * c
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
@@ -613,6 +651,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten._safe_softmax.default: _safe_softmax,
     aten._trilinear.default: _trilinear,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
+    aten.addbmm.default: _scaled_sum,
+    aten.addmv.default: _scaled_sum,
     aten.amax.default: _amax,
     aten.amin.default: _amin,
     aten.as_strided_copy.default: _as_strided_copy,
@@ -634,7 +674,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     **{o: functools.partial(_by_wide, o) for o in (aten.index.Tensor, aten.index_put.default)},
     aten.kthvalue.default: _kth_value,
     aten.log_softmax.int: functools.partial(_softmax, log=True),
-    aten.logcumsumexp.default: _logcumsumexp,
+    aten.logcumsumexp.default: _of_reals(_logcumsumexp),
     aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten.mean.default: _mean,
     aten.mean.dim: _mean,
@@ -644,6 +684,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.nanmedian.dim: lambda x, dim, keepdim=False: _median(x, dim, keepdim, ignores_nan=True),
     aten.narrow_copy.default: _narrow_copy,
     aten.native_dropout.default: _dropout,
+    aten.native_group_norm.default: _group_norm,
     aten.native_layer_norm.default: _layer_norm,
     aten.nonzero_static.default: _nonzero_static,
     aten.put.default: _put,
@@ -665,4 +706,5 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.squeeze.dims: _squeeze,
+    aten.var.correction: _var,
 }

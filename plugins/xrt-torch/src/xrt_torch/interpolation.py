@@ -181,8 +181,12 @@ def is_dense(node: torch.fx.Node) -> bool:
     known, and not large."""
     arguments: Any = node.args
     _, size, given, *_ = arguments
-    sizes = [*size, *given[2:]]
-    return all(isinstance(n, int) and n <= _MOST_DENSE for n in sizes)
+    return has_small(size, given[2:])
+
+
+def has_small(*sizes: Sequence[Any]) -> bool:
+    """Whether all sizes are known, and none is large for a matrix."""
+    return all(isinstance(n, int) and n <= _MOST_DENSE for each in sizes for n in each)
 
 
 def weights(given: int, size: int, scale: float | None, mode: str, align_corners: bool, dtype: torch.dtype) -> Tensor:

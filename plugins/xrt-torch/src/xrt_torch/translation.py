@@ -22,6 +22,7 @@ from xrt_torch.complex_numbers import dft
 from xrt_torch.convolution import conv_filter_grad
 from xrt_torch.interpolation import (
     finds_same,
+    has_small,
     interpolate,
     interpolate_backward,
     is_dense,
@@ -180,6 +181,9 @@ def _conv_filter_grad(
 def _interpolate(x: Any, size: Sequence[Any], scales: Sequence[float], mode: str, align_corners: bool) -> Any:
     from onnxscript.onnx_opset import opset18 as op
 
+    given = x.shape.dims[2:]
+    if x.dtype == ir.DataType.DOUBLE and mode != "nearest" and has_small(given, size):  # Resize finds places in float32
+        return _by_matrices(op, x, _weights(x.dtype, given, size, scales, mode, align_corners), given)
     each = [op.Constant(value_ints=[n]) if isinstance(n, int) else op.Reshape(n, [-1]) for n in size]
     how: dict[str, Any] = {"mode": mode}
     if mode == "nearest":
@@ -198,22 +202,37 @@ def _interpolate(x: Any, size: Sequence[Any], scales: Sequence[float], mode: str
 def _interpolate_backward(
     grad: Any, size: Sequence[int], given: Sequence[int], scales: Sequence[float], mode: str, align_corners: bool
 ) -> Any:
-    """Products with the matrices of the axes: the last one's from the right, the others', transposed, from the left."""
     from onnxscript.onnx_opset import opset18 as op
 
-    dtype = {ir.DataType.FLOAT: torch.float32, ir.DataType.DOUBLE: torch.float64}[grad.dtype]
-    matrices = [
-        weights(n, m, s, mode, align_corners, dtype)
-        for n, m, s in zip(given[2:], size, scales or [None] * len(size), strict=True)
-    ]
-    made = op.MatMul(grad, _constant(op, matrices[-1]))
-    for i in range(len(size) - 2, -1, -1):
-        is_first_of_three = i < len(size) - 2
+    matrices = _weights(grad.dtype, given[2:], size, scales, mode, align_corners)
+    return _by_matrices(op, grad, [w.t() for w in matrices], size)
+
+
+def _weights(
+    dtype: ir.DataType,
+    given: Sequence[int],
+    size: Sequence[int],
+    scales: Sequence[float],
+    mode: str,
+    align_corners: bool,
+) -> list[torch.Tensor]:
+    """The matrices [size, given] of an interpolation, one for each axis."""
+    kind = {ir.DataType.FLOAT: torch.float32, ir.DataType.DOUBLE: torch.float64}[dtype]
+    each = zip(given, size, scales or [None] * len(size), strict=True)
+    return [weights(n, m, s, mode, align_corners, kind) for n, m, s in each]
+
+
+def _by_matrices(op: Any, x: Any, matrices: Sequence[torch.Tensor], given: Sequence[int]) -> Any:
+    """x multiplied by a matrix along each of its last axes, of these sizes: the last one's from the right, the others'
+    from the left."""
+    made = op.MatMul(x, _constant(op, matrices[-1].t().contiguous()))
+    for i in range(len(given) - 2, -1, -1):
+        is_first_of_three = i < len(given) - 2
         if is_first_of_three:  # what is behind it is one axis
-            made = op.Reshape(made, op.Constant(value_ints=[0, 0, size[0], -1]))
-        made = op.MatMul(_constant(op, matrices[i].t().contiguous()), made)
+            made = op.Reshape(made, op.Constant(value_ints=[0, 0, given[0], -1]))
+        made = op.MatMul(_constant(op, matrices[i].contiguous()), made)
         if is_first_of_three:
-            made = op.Reshape(made, op.Constant(value_ints=[0, 0, *given[2:]]))
+            made = op.Reshape(made, op.Constant(value_ints=[0, 0, *(m.shape[0] for m in matrices)]))
     return made
 
 
@@ -411,10 +430,16 @@ def _replaced_by_double(graph: torch.fx.Graph, node: torch.fx.Node, value: torch
         made = graph.get_attr(f"double_{node.name}")
         made.meta["val"] = torch.tensor(number, dtype=torch.float64)
         if place:
-            size = node.args[0] if node.target is aten.full.default else list(value.shape)
-            if not all(isinstance(n, int | torch.fx.Node) for n in size):  # type: ignore[union-attr]
+            is_like, number_of_type = node.target is aten.full_like.default, made
+            size = list(value.shape) if is_like else node.args[0]
+            if all(isinstance(n, int | torch.fx.Node) for n in size):  # type: ignore[union-attr]
+                made = graph.call_function(aten.expand.default, (number_of_type, size))
+            elif is_like:
+                zeros = graph.node_copy(node)
+                zeros.args = (node.args[0], 0.0)
+                made = graph.call_function(aten.add.Tensor, (zeros, number_of_type))
+            else:
                 return False
-            made = graph.call_function(aten.expand.default, (made, size))
             made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
