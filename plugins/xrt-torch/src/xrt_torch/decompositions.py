@@ -71,6 +71,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     made.update(get_decompositions(_OF_TORCH))
     made.update({pad: functools.partial(_pad, made[pad]) for pad in _PADS})
     made[aten.logaddexp.default] = _of_reals(made[aten.logaddexp.default])
+    made[aten.var.correction] = functools.partial(_var, made[aten.var.correction])
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
@@ -141,10 +142,17 @@ def _group_norm(x: Tensor, *rest: Any) -> Any:
     return native_group_norm(x, *rest)
 
 
-def _var(x: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    """Of float64 by its parts where the correction is no integer: torchlib has a float32 for it."""
+def _var(
+    of_torch: Callable[..., Any],
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
+) -> Any:
+    """Of float64 by its parts where the correction is no integer: torchlib has a float32 for it. Else torch's own."""
     if x.dtype is not torch.float64 or correction is None or correction == int(correction):
-        return NotImplemented
+        return of_torch(x, dim, correction=correction, keepdim=keepdim)
     dims = list(range(x.dim())) if not dim else [d % x.dim() for d in dim]
     far = (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
     return far / max(math.prod(x.shape[d] for d in dims) - correction, 0)
@@ -706,5 +714,4 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.squeeze.dims: _squeeze,
-    aten.var.correction: _var,
 }
