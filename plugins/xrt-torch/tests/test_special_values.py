@@ -13,7 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+import xrt_torch  # noqa: E402
 from xrt_torch.backend import captured  # noqa: E402
+from xrt_torch.backend import xrt as backend  # noqa: E402
 from xrt_torch.compiled import CompiledGraph  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -135,3 +137,67 @@ def test_pooling_leaves_other_windows_alone(pool: Callable[..., Any], value: flo
 def test_gradients_of_windows_side_by_side(pool: Callable[..., Any]) -> None:
     """That of an infinite element is NaN, and those of the windows beside it are numbers."""
     agrees(lambda x: pool(x).log(), at_one_place(INF, 1, 4, 6, 6).detach().abs().add(0.1).requires_grad_())
+
+
+LOST = [
+    ("onnxruntime", lambda x: F.max_pool2d(x * 2, 2)),
+    ("onnxruntime", lambda x: (x * 2).argmax(-1)),
+    ("openvino", lambda x: torch.relu(x * 2)),
+    ("openvino", lambda x: (x * 2).softmax(-1)),
+]
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(("engine", "function"), LOST)
+@pytest.mark.usefixtures("fresh_graphs")
+def test_calls_with_nan_are_eagers_where_an_engine_makes_numbers_of_it(
+    engine: str, function: Callable[..., Any], background: bool
+) -> None:
+    """Though the call that was compared had none; others stay XRT's."""
+    pytest.importorskip(engine)
+    x = at_one_place(1.0, 2, 4, 6, 6)
+    call = torch.compile(function, backend=backend, options={"engine": engine, "background": background})
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(call(x), function(x), rtol=1e-3, atol=1e-3)
+            assert xrt_torch.wait(60)
+        (graph,) = xrt_torch.graphs()
+        calls = graph._calls
+        assert calls
+        for place in range(36, 72, 5):
+            y = x.clone()
+            y.view(-1)[place] = NAN
+            torch.testing.assert_close(call(y), function(y), rtol=1e-3, atol=1e-3, equal_nan=True)
+        assert graph._calls == calls
+        call(x)
+        assert graph._calls == calls + 1
+
+
+@pytest.mark.usefixtures("fresh_graphs")
+def test_a_forward_pass_with_nan_has_eagers_gradients() -> None:
+    pytest.importorskip("openvino")
+    weight = torch.randn(8, 8, requires_grad=True)
+    call = torch.compile(
+        lambda x: (x @ weight).relu(), backend=backend, options={"engine": "openvino", "background": False}
+    )
+    for value in (1.0, 1.0, 1.0, NAN, 1.0):
+        x = at_one_place(value, 4, 8)
+        found, expected = call(x), (x @ weight).relu()
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        gradients = [torch.autograd.grad(y.nan_to_num().sum(), weight)[0] for y in (found, expected)]
+        torch.testing.assert_close(*gradients, equal_nan=True)
+
+
+@pytest.mark.usefixtures("fresh_graphs")
+def test_nothing_is_looked_at_where_nan_is_passed_on() -> None:
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+    call = torch.compile(
+        lambda x: (x @ weight).relu(), backend=backend, options={"engine": "host", "background": False}
+    )
+    with torch.no_grad():
+        for value in (1.0, 1.0, 1.0, NAN):
+            x = at_one_place(value, 4, 8)
+            torch.testing.assert_close(call(x), (x @ weight).relu(), equal_nan=True)
+    (graph,) = xrt_torch.graphs()
+    assert graph._stages is not None
+    assert graph._stages.data == []

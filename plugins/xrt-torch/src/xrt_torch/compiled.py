@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 import xrt_core as xrt
 from xrt_core.errors import describe
 from xrt_core.events import Kind, process_events
+from xrt_core.ir.types import physical_memory
 from xrt_core.options import AUTO, resolve
 from xrt_torch.background import compiler, ending, tuner
 from xrt_torch.calls import Ending
@@ -27,6 +28,7 @@ from xrt_torch.comparison import Comparison
 from xrt_torch.constants import Constants, Own, are_few_bytes, own_tensors, worthwhile
 from xrt_torch.devices import CPU, RandomState, after_this_thread
 from xrt_torch.kept import KeptGraph, TranslationFile
+from xrt_torch.nan import have_nan, loses_nan, places_of_data
 from xrt_torch.ordering import chooses_order
 from xrt_torch.partition import operators_of
 from xrt_torch.stages import Builder, Signature, Stages, for_eager, placeholders
@@ -132,6 +134,8 @@ class CompiledGraph:
             stages = self._thaw(stages, args)
         if stages is not None and (tuned := self._tuned) is not None and self._may_take_over(tuned, signature, args):
             return self._take_tuned(signature, args)
+        if stages is not None and stages.data and have_nan(args, stages.data):
+            return list(self._eager(*args))
         if stages is None or signature not in stages.proven:
             return self._first(signature, args, stages)
         self._calls += 1
@@ -325,6 +329,7 @@ class CompiledGraph:
         if isinstance(found, Exception):
             self._fall_back("run", found)
         elif not (wrong := self._comparison.verdict(args, found, expected, self._eager)):
+            self._look_for_nan(args, stages, expected)
             stages.proven.add(signature)
             if not self.is_dynamic or stages.served:
                 self._tune_later(signature, args)
@@ -347,6 +352,18 @@ class CompiledGraph:
         state.restore()
         assert found is not None
         return found, list(self._eager(*args))
+
+    def _look_for_nan(self, args: Sequence[Any], stages: Stages, results: Sequence[Any]) -> None:
+        """See whether stages pass NaN on, unless that is known, or results like these take much memory. Of backward
+        passes, which take what forward passes gave, nothing is looked at."""
+        size = sum(r.nbytes for r in results if isinstance(r, torch.Tensor))
+        if stages.data is not None or self.kind == "backward" or size > physical_memory() // 32:
+            return
+        places = places_of_data(args)
+        loses = bool(places) and loses_nan(lambda given: self._on_xrt(given, stages) or [], self._eager, args, places)
+        if loses:
+            process_events.emit("torch.loses_nan", graph=self.name)
+        stages.data = places if loses else []
 
     def _tune_later(self, signature: Signature, args: Sequence[Any]) -> None:
         """Have all engines compiled and timed in the background, for arguments like these; where sizes vary constants
@@ -462,6 +479,7 @@ class CompiledGraph:
         if wrong:
             process_events.emit("torch.untuned", level=logging.WARNING, graph=self.name, reason=wrong)
         else:
+            self._look_for_nan(args, tuned, expected)
             if self._freeze is None and tuned.constants is not None:
                 self._without_constants = self._stages
             tuned.proven.add(signature)

@@ -52,7 +52,8 @@ class Stages(list[Ran]):
     content: the translation, where it is all of the graph and may be kept.
 
     proven: signatures whose results agreed with eager's; served: how many that plans of others serve were compared;
-    least: the size from which the constants are worth their time, where sizes vary.
+    least: the size from which the constants are worth their time, where sizes vary; data: the places of the arguments
+    that are looked at for NaN in each call, as it would be lost; None where that is not known yet.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Stages(list[Ran]):
         self.inputs, self.results, self.constants, self.content = inputs, results, constants, content
         self.proven: set[Signature] = set()
         self.served = self.least = 0
+        self.data: Sequence[int] | None = None
 
     @property
     def are_all_on_xrt(self) -> bool:
