@@ -732,6 +732,19 @@ def test_groups_are_normalised_whatever_the_strides() -> None:
         assert xrt_torch.wait(60)
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_forward_passes_are_timed_alone_where_no_backward_pass_follows(background: bool) -> None:
+    """An evaluation without `no_grad`: the backward pass that gradients were compared with is nobody's."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)
+    call = torch.compile(model, backend=backend, options={"guard": False, "background": background})
+    for _ in range(90):
+        torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5)
+        assert xrt_torch.wait(60)
+    (forward,) = [g for g in xrt_torch.graphs(model) if g.kind == "forward"]
+    assert forward.is_settled
+    assert forward.reason is None
+
+
 def test_backward_passes_are_timed() -> None:
     """A model that trains, with no engine named, has both sides timed with their backward passes."""
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)

@@ -40,7 +40,7 @@ from xrt_torch.transforms import are_saved_by_hooks
 _CALLS: Final = 4  # of a turn
 _CALLS_OF_SIZES: Final = 5  # the same, where sizes vary; and there are two turns of each side
 _PATIENCE: Final = 32  # calls after which the timings must do, though backward passes are missing
-_AWAITED: Final = 16  # calls with gradients after which there may be no backward pass
+_AWAITED: Final = 16  # calls with gradients after which there is no backward pass, it seems
 _BUSY_SECONDS: Final = 60.0  # after which they are taken though XRT is busy
 
 Call = Callable[..., Any]
@@ -81,6 +81,7 @@ class Choice:
         self._waits_since: float | None = None
         self._is_at_once = at_once
         self._awaited = 0  # calls that waited for gradients
+        self._unproven = 0  # calls that waited for a backward pass
         self._timings: dict[bool, list[_Timing]] = {True: [], False: []}  # of XRT, of eager
         if at_once:
             self._captured()
@@ -148,12 +149,26 @@ class Choice:
             return (self._compiled if self._confirm(args) else self._module)(*args)
         if graphs and all(g.reason is not None for g in graphs):
             self.answer = self._module
-        elif graphs and all(g.is_proven for g in graphs) and not self._await_gradients():
+        elif graphs and self._are_proven() and not self._await_gradients():
             if self._race:
                 self.answer = self._in_turns
             elif not self._is_dynamic:
                 self.answer = self._compiled
         return self._compiled(*args)
+
+    def _are_proven(self) -> bool:
+        """Whether XRT's results agreed with eager's. A backward pass that no caller makes, as the graph was captured to
+        compare gradients, is not waited for forever."""
+        missing = [g for g in self._graphs if not g.is_proven]
+        if any(g.kind != "backward" for g in missing):
+            return False
+        self._unproven += bool(missing)
+        return not missing or self._unproven > _AWAITED
+
+    @property
+    def _in_use(self) -> list[CompiledGraph]:
+        """The graphs but for backward passes that no caller has made."""
+        return [g for g in self._graphs if g.is_proven or g.kind != "backward"]
 
     @property
     def _is_confirmation_due(self) -> bool:
@@ -226,7 +241,7 @@ class Choice:
     def _awaits_quiet(self) -> bool:
         """Whether timings would decide for good, and XRT is busy with this graph or another, though not for long. Where
         sizes vary they do, unless constants that are tried make calls quicker."""
-        if not is_busy() or not (self._is_dynamic or all(g.is_tuned for g in self._graphs)):
+        if not is_busy() or not (self._is_dynamic or all(g.is_tuned for g in self._in_use)):
             return False
         now = time.monotonic()
         if self._waits_since is None:
@@ -251,7 +266,7 @@ class Choice:
         for g in self._graphs:
             g.timed(xrt, eager, self._again)
         process_events.emit("torch.timed", graph=self._graphs[0].name, xrt=xrt, eager=eager, keeps=keeps)
-        if not keeps and all(g.is_tuned for g in self._graphs):
+        if not keeps and all(g.is_tuned for g in self._in_use):
             for g in self._graphs:
                 g.release()
         return True
