@@ -355,9 +355,10 @@ class CompiledGraph:
 
     def _look_for_nan(self, args: Sequence[Any], stages: Stages, results: Sequence[Any]) -> None:
         """See whether stages pass NaN on, unless that is known, or results like these take much memory. Of backward
-        passes, which take what forward passes gave, nothing is looked at."""
+        passes, which take what forward passes gave, nothing is looked at, nor on GPUs, where a look would wait."""
         size = sum(r.nbytes for r in results if isinstance(r, torch.Tensor))
-        if stages.data is not None or self.kind == "backward" or size > physical_memory() // 32:
+        is_looked_at = self.kind != "backward" and self._device == CPU and size <= physical_memory() // 32
+        if stages.data is not None or not is_looked_at:
             return
         places = places_of_data(args)
         loses = bool(places) and loses_nan(lambda given: self._on_xrt(given, stages) or [], self._eager, args, places)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from xrt_torch.constants import own_tensors
-from xrt_torch.devices import RandomState
+from xrt_torch.devices import CPU, RandomState
 
 _SUMS = {
     torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32,
@@ -29,7 +29,7 @@ def places_of_data(args: Sequence[Any]) -> list[int]:
     return [
         i
         for i, x in enumerate(args)
-        if i not in own and isinstance(x, torch.Tensor) and x.dtype in _SUMS and x.device.type == "cpu"
+        if i not in own and isinstance(x, torch.Tensor) and x.dtype in _SUMS and x.device == CPU
     ]
 
 
@@ -52,7 +52,7 @@ def loses_nan(
         given[i] = x = given[i].clone()
         for ahead in (0, 1) if x.numel() else ():  # the first and the last of a window, say
             x[tuple(min(n // 2 + ahead, n - 1) for n in x.shape)] = math.nan
-    state = RandomState(torch.device("cpu"))
+    state = RandomState(CPU)
     try:
         with torch.no_grad():
             expected = eager(*given)
