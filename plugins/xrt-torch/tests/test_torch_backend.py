@@ -305,6 +305,41 @@ def test_results_that_are_rounding_errors(monkeypatch: pytest.MonkeyPatch, error
     assert graph.is_proven is is_right
 
 
+@pytest.mark.parametrize("drops", [False, True])
+def test_choices_that_rounding_makes(drops: bool) -> None:
+    """Where two sums are the same in mathematics, rounding decides which of them is the larger: XRT's integers are right
+    if they differ from eager's about as often as eager's own do, once arguments are off by rounding."""
+    x, gap = torch.randn(4096, 300), torch.linspace(-2e-4, 2e-4, 4096)
+
+    def choice(v: Any) -> Any:
+        v = torch.nn.functional.dropout(v, 0.1) if drops else v
+        return torch.stack([v.sum(-1), v.flip(-1).sum(-1) + gap], -1).argmax(-1)
+
+    call = on_xrt(choice)
+    for _ in range(4):
+        call(x)
+    (graph,) = xrt_torch.graphs()
+    assert graph.reason is None
+    assert graph.is_proven
+
+
+def test_choices_that_rounding_does_not_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 4096 rows has the smaller of its two numbers, which are not near each other."""
+    run = compiled.CompiledGraph._on_xrt
+
+    def wrong(self: Any, *given: Any) -> Any:
+        (made,) = run(self, *given)
+        made[-1] = 1 - made[-1]
+        return [made]
+
+    monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", wrong)
+    x, call = torch.randn(4096, 2), on_xrt(lambda v: (v * 3).argmax(-1))
+    for _ in range(4):
+        assert torch.equal(call(x), x.argmax(-1))
+    (graph,) = xrt_torch.graphs()
+    assert graph.reason is not None
+
+
 def test_a_graph_in_double() -> None:
     """Types in arguments, constants and inputs are all double ones; what draws random numbers is refused, and what
     is a user's."""

@@ -247,7 +247,7 @@ class CompiledGraph:
             return None
         stages.served += 1
         self.comparisons += 1
-        return self._compared(signature, args, stages, found, list(self._eager(*args)))
+        return self._compared(signature, args, stages, found, list(self._eager(*args)), state)
 
     def _begin(self, work: Future[None], args: Sequence[Any], stages: Stages | None) -> None:
         def run(come_after: Callable[[], None], given: Sequence[Any]) -> None:
@@ -325,10 +325,11 @@ class CompiledGraph:
         stages: Stages,
         found: list[Any] | Exception,
         expected: list[Any],
+        before: RandomState,
     ) -> list[Any]:
         if isinstance(found, Exception):
             self._fall_back("run", found)
-        elif not (wrong := self._comparison.verdict(args, found, expected, self._eager)):
+        elif not (wrong := self._comparison.verdict(args, found, expected, self._eager, before)):
             self._look_for_nan(args, stages, expected)
             stages.proven.add(signature)
             if not self.is_dynamic or stages.served:
@@ -339,8 +340,8 @@ class CompiledGraph:
             self._fall_back("examine", xrt.ExecutionError(wrong))
         return expected
 
-    def _both(self, args: Sequence[Any], stages: Stages) -> tuple[list[Any] | Exception, list[Any]]:
-        """The results of XRT, or the error in their place, and those of eager."""
+    def _both(self, args: Sequence[Any], stages: Stages) -> tuple[list[Any] | Exception, list[Any], RandomState]:
+        """The results of XRT, or the error in their place, those of eager, and where random numbers stood before."""
         self.comparisons += 1
         state = RandomState(self._device)
         found: list[Any] | Exception | None
@@ -351,7 +352,7 @@ class CompiledGraph:
             found = e
         state.restore()
         assert found is not None
-        return found, list(self._eager(*args))
+        return found, list(self._eager(*args)), state
 
     def _look_for_nan(self, args: Sequence[Any], stages: Stages, results: Sequence[Any]) -> None:
         """See whether stages pass NaN on, unless that is known, or results like these take much memory. Of backward
@@ -472,11 +473,11 @@ class CompiledGraph:
         if tuned.constants is not None and not tuned.constants.hold(args):  # written since
             self._thaw(tuned, args)
             return self(*args)
-        found, expected = self._both(args, tuned)
+        found, expected, before = self._both(args, tuned)
         if isinstance(found, Exception):
             wrong = f"{type(found).__name__}: {found}"
         else:
-            wrong = self._comparison.verdict(args, found, expected, self._eager)
+            wrong = self._comparison.verdict(args, found, expected, self._eager, before)
         if wrong:
             process_events.emit("torch.untuned", level=logging.WARNING, graph=self.name, reason=wrong)
         else:

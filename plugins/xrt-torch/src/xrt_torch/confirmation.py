@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from xrt_core.ir.types import physical_memory
-from xrt_torch.comparison import Comparison, in_double, in_float64
+from xrt_torch.comparison import MOVES, Comparison, in_double, in_float64, moved
 from xrt_torch.devices import RandomState
 
 Call = Callable[..., Any]
 Copies = Callable[[], list[Any]]
 """Makes the arguments of a call, of which those that it writes are copies."""
-
-_STEPS: Final = 4.0
-"""Rounding steps by which arguments are moved, to see what rounding does to results."""
-_MOVES: Final = 4  # times that they are, each otherwise
 
 
 class Confirmation:
@@ -110,24 +106,15 @@ class Confirmation:
         before.restore()
         found = run(compiled, copies())
         if wrong := comparison.wrong(found, expected):
-            for seed in range(_MOVES):  # a single number may stay where it is, though it is nothing but rounding
+            for seed in range(MOVES):
                 before.restore()
-                moved = run(self.module.forward, [_moved(x, seed) for x in copies()])
-                if comparison.are_as_good(found, moved, expected):
+                if comparison.are_as_good(found, run(self.module.forward, moved(copies(), seed)), expected):
                     return ""
             with contextlib.suppress(Exception):  # without float64 they are wrong
                 exact = [] if draws else run(in_float64(self.module), in_double(copies()))  # it would draw others
                 if exact and comparison.are_as_good(found, expected, exact):
                     return ""
         return wrong
-
-
-def _moved(x: Any, seed: int) -> Any:
-    """A tensor of floats whose elements are off by some rounding steps."""
-    if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
-        return x
-    signs = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).sub_(0.5).sign_().to(x.device)
-    return (x.detach() * (1 + _STEPS * torch.finfo(x.dtype).eps * signs).to(x.dtype)).requires_grad_(x.requires_grad)
 
 
 def _gradients(call: Call, args: Sequence[Any], wanted: Sequence[int]) -> list[Any]:

@@ -105,9 +105,13 @@ class RandomState:
         self._cpu = torch.get_rng_state()
         self._own = None if device == CPU else torch.cuda.get_rng_state(device)
 
+    def now(self) -> RandomState:
+        """That of the same generators at this moment."""
+        return RandomState(self._device)
+
     def is_now(self) -> bool:
         """Whether no number has been drawn since."""
-        now = RandomState(self._device)
+        now = self.now()
         is_own = self._own is None or torch.equal(self._own, now._own)
         return is_own and torch.equal(self._cpu, now._cpu)
 
