@@ -307,7 +307,7 @@ def test_results_that_are_rounding_errors(monkeypatch: pytest.MonkeyPatch, error
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_choices_that_rounding_makes(drops: bool) -> None:
-    """Where two sums are the same in mathematics, rounding decides which of them is the larger: XRT's integers are right
+    """Where two sums are the same in mathematics, rounding decides which is the larger: XRT's integers are right
     if they differ from eager's about as often as eager's own do, once arguments are off by rounding."""
     x, gap = torch.randn(4096, 300), torch.linspace(-2e-4, 2e-4, 4096)
 

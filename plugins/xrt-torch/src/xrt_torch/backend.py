@@ -22,6 +22,8 @@ from xrt_torch.decompositions import table
 from xrt_torch.devices import CPU, device_of, on_device
 from xrt_torch.interpolation import WholeInterpolation
 from xrt_torch.kept import TranslationFile, written_inputs
+from xrt_torch.partition import draws_numbers
+from xrt_torch.second_derivatives import keep_what_is_saved, twice_differentiable
 from xrt_torch.transforms import left_on_failure
 
 
@@ -159,6 +161,9 @@ def _aot(
         places = written_inputs()
         written = [i - len(own) for i in places if i >= len(own)]
         confirmation.note_writes(written, len(written) == len(places))
+        if not places:
+            draws = any(draws_numbers(n.target) for g in graphs for n in g.module.graph.nodes)
+            compiled = twice_differentiable(compiled, module.forward, draws, device)
         return _unless_shared(compiled, module.forward, written) if written and shapes is not None else compiled
 
     def capture_later() -> Any:
@@ -245,6 +250,7 @@ def _compilers(
     parameters: set[int] = set()
 
     def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
+        keep_what_is_saved()
         keeps = file if kind == "inference" and file is not None and file.fits(graph) else None
         freezes = False if freeze is None and written_inputs() else freeze
         made = CompiledGraph(graph, kind, options, background, parameters, freezes, keeps, device=device)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from xrt_core.errors import UnsupportedError
 from xrt_torch.devices import CPU, RandomState, multiplies_in_tf32
-from xrt_torch.partition import VIEWS, copy_of
+from xrt_torch.partition import VIEWS, copy_of, draws_numbers
 
 _TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
 _TOLERANCE_OF_TF32: Final = {**_TOLERANCE, torch.float32: 5e-3}
@@ -119,7 +119,7 @@ def in_float64(module: GraphModule) -> GraphModule:
     """A graph that has float64 where it had shorter floats. Raises as `results_in_double`."""
     graph = copy_of(module.graph)
     for node in graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if draws_numbers(node.target):
             raise UnsupportedError(f"{node.target} draws other numbers for float64")
         if isinstance(node.target, torch._ops.OperatorBase) and getattr(node.target, "namespace", "") not in _KNOWN:
             raise UnsupportedError(f"{node.target} may not take float64")

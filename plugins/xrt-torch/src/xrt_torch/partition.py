@@ -99,6 +99,11 @@ def copy_of(graph: Graph) -> Graph:
     return made
 
 
+def draws_numbers(target: Any) -> bool:
+    """Whether what a node calls draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
 def reason_for_eager(
     node: Node,
     translatable: Callable[[Any], bool],
@@ -120,7 +125,7 @@ def reason_for_eager(
     if isinstance(target, torch._ops.HigherOrderOperator):
         return "it is an operator of higher order"
     if isinstance(target, torch._ops.OpOverload):
-        if torch.Tag.nondeterministic_seeded in target.tags:
+        if draws_numbers(target):
             return "it draws random numbers, which are torch's"
         if target._schema.is_mutable:
             return "it writes its operand"
@@ -237,7 +242,7 @@ def _places(graph: Graph, eager: Collection[str], views: set[Node]) -> dict[Node
         if packet in _FACTORIES and n.users and all(u.name in eager for u in n.users):
             odd = 0
         first = max((place.get(a, 0) for a in n.all_input_nodes), default=0)
-        draws = torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
+        draws = draws_numbers(n.target)
         if draws:
             first = max(first, drawn)
         taken = _getitem_source(n)

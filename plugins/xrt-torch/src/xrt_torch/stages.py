@@ -18,7 +18,7 @@ from xrt_torch.constants import Constants, Own
 from xrt_torch.devices import finish
 from xrt_torch.kept import KeptGraph
 from xrt_torch.ordering import OF_ANY_ORDER
-from xrt_torch.partition import Stage, copy_of, reason_for_eager, stages_of
+from xrt_torch.partition import Stage, copy_of, draws_numbers, reason_for_eager, stages_of
 
 Signature = tuple[tuple[int, ...], ...]
 """The shapes of a call that vary."""
@@ -223,7 +223,7 @@ class _WithoutChance(torch.fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        if not draws_numbers(target):
             return super().call_function(target, args, kwargs)
         with FakeTensorMode(allow_non_fake_inputs=True):
             made = super().call_function(target, args, kwargs)
