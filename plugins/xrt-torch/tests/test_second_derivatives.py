@@ -1,4 +1,4 @@
-"""Backward passes that are made again, and gradients of gradients: as in eager."""
+"""Backward passes that AOTAutograd refuses and eager makes, and derivatives that torch takes in other ways."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 import xrt_torch  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 from xrt_torch.backend import xrt as backend  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_graphs")]
@@ -70,6 +71,22 @@ def test_the_gradient_of_a_gradient(more: tuple[Any, ...]) -> None:
         call(x).sum().backward()
         torch.testing.assert_close(penalty(call, model, x), want)
         assert torch.equal(torch.get_rng_state(), after)
+    assert_answered()
+
+
+def test_statistics_are_written_once() -> None:
+    """The graph that eager runs once more writes copies."""
+    models = [network(nn.BatchNorm1d(16)) for _ in range(2)]
+    calls = on_xrt(models[0]), models[1]
+    for _ in range(CALLS):
+        x = torch.randn(6, 8)
+        found = []
+        for call, model in zip(calls, models, strict=True):
+            call(x).sum().backward()
+            model.zero_grad()
+            found.append([*penalty(call, model, x), *model.buffers()])
+        torch.testing.assert_close(*found)
+    assert models[0][3].num_batches_tracked == 2 * CALLS
     assert_answered()
 
 
@@ -137,3 +154,45 @@ def test_arguments_are_let_go_with_the_results() -> None:
         del y
         gc.collect()
         assert held() is None
+
+
+def test_deterministic_algorithms_that_are_turned_on_between_the_passes() -> None:
+    model, x = network(), torch.randn(4, 8)
+    call = on_xrt(model)
+    for _ in range(CALLS):
+        loss = call(x).sum()
+        torch.use_deterministic_algorithms(True)
+        try:
+            loss.backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert_answered()
+
+
+def test_several_backward_passes_at_once() -> None:
+    """With `is_grads_batched=True` tensors stand for several: such a backward pass is eager's, the next one is not."""
+    model, x = network(), torch.randn(4, 8)
+    call = on_xrt(model)
+    for _ in range(CALLS):
+        call(x).sum().backward()
+        given = x.clone().requires_grad_()
+        of_each = {"grad_outputs": torch.eye(4)[..., None], "is_grads_batched": True}
+        made, want = (torch.autograd.grad(f(given), given, **of_each) for f in (call, model))
+        torch.testing.assert_close(made, want)
+    assert_answered()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_derivatives_of_forward_mode(grad: bool) -> None:
+    """A tensor may carry a derivative, which its values in memory do not show."""
+    model, x = network(), torch.randn(4, 8)
+    call = on_xrt(model)
+    with torch.set_grad_enabled(grad):
+        for _ in range(CALLS):
+            call(x)
+        with forward_ad.dual_level():
+            made, want = (forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x)))) for f in (call, model))
+        torch.testing.assert_close(made.primal, want.primal)
+        torch.testing.assert_close(made.tangent, want.tangent)
+        call(x)
+    assert all(g.reason is None for g in xrt_torch.graphs())

@@ -23,8 +23,8 @@ from xrt_torch.devices import CPU, device_of, on_device
 from xrt_torch.interpolation import WholeInterpolation
 from xrt_torch.kept import TranslationFile, written_inputs
 from xrt_torch.partition import draws_numbers
-from xrt_torch.second_derivatives import keep_what_is_saved, twice_differentiable
-from xrt_torch.transforms import left_on_failure
+from xrt_torch.second_derivatives import allow_backward_passes, twice_differentiable
+from xrt_torch.transforms import in_forward_mode, left_on_failure
 
 
 def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any) -> Any:
@@ -161,9 +161,9 @@ def _aot(
         places = written_inputs()
         written = [i - len(own) for i in places if i >= len(own)]
         confirmation.note_writes(written, len(written) == len(places))
-        if not places:
+        if len(written) == len(places):
             draws = any(draws_numbers(n.target) for g in graphs for n in g.module.graph.nodes)
-            compiled = twice_differentiable(compiled, module.forward, draws, device)
+            compiled = twice_differentiable(compiled, module.forward, written, draws, device)
         return _unless_shared(compiled, module.forward, written) if written and shapes is not None else compiled
 
     def capture_later() -> Any:
@@ -187,7 +187,7 @@ def _aot(
         )
 
     def call(*args: Any) -> Any:
-        return choice.answer(*args)
+        return (module.forward if in_forward_mode() else choice.answer)(*args)
 
     return call
 
@@ -250,7 +250,7 @@ def _compilers(
     parameters: set[int] = set()
 
     def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
-        keep_what_is_saved()
+        allow_backward_passes()
         keeps = file if kind == "inference" and file is not None and file.fits(graph) else None
         freezes = False if freeze is None and written_inputs() else freeze
         made = CompiledGraph(graph, kind, options, background, parameters, freezes, keeps, device=device)

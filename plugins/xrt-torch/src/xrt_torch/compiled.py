@@ -32,6 +32,7 @@ from xrt_torch.nan import have_nan, loses_nan, places_of_data
 from xrt_torch.ordering import chooses_order
 from xrt_torch.partition import operators_of
 from xrt_torch.stages import Builder, Signature, Stages, for_eager, placeholders
+from xrt_torch.transforms import are_batched
 
 known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """The graphs that exist."""
@@ -111,6 +112,7 @@ class CompiledGraph:
         self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
         self._builder = Builder(module, self.name, device, self.is_dynamic, self.eager_nodes)
         self._is_auto = is_auto = self._is_quick and self._any_engine and resolve(options).auto
+        self._tangents = [i for i, n in enumerate(placeholders(module)) if n.name.startswith("tangents")]
         self._varying = [i for i, n in enumerate(placeholders(module)) if _varies(n.meta.get("val"))]
         self._tunes = ((is_auto and not self.is_dynamic) or self._freeze is None) and background
         is_first_chosen = is_auto and (self.is_dynamic or (kind == "inference" and not self._tunes))
@@ -125,7 +127,7 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> list[Any]:
         """The results. Raises what torch eager raises for these arguments."""
-        if self.reason is not None or self._is_released:
+        if self.reason is not None or self._is_released or (self._tangents and self._are_batched(args)):
             return list(self._eager(*args))
         stages, signature = self._stages, self._signature(args)
         if stages is not None and stages.least and _size(signature) < stages.least:
@@ -194,6 +196,9 @@ class CompiledGraph:
         for s in (stages, others):
             if s is not None:
                 s.close()
+
+    def _are_batched(self, args: Sequence[Any]) -> bool:
+        return are_batched(args[i] for i in self._tangents)
 
     def _signature(self, args: Sequence[Any]) -> Signature:
         if not self.is_dynamic:

@@ -1,15 +1,15 @@
-"""Backward passes that are made again, and gradients of gradients.
+"""Backward passes that AOTAutograd refuses and eager makes: those that are made again, and gradients of gradients.
 
 AOTAutograd's backward pass has no derivative, and may overwrite what the forward pass saved, so that it raises for
-`retain_graph=True` and for `create_graph=True`, which eager takes. No engine overwrites its inputs, so the first is
-allowed here. For the second its gradients are replaced by those of the graph in eager, which is run once more.
+`retain_graph=True` and for `create_graph=True`. No engine overwrites its inputs, so the first is allowed here. For the
+second its gradients are replaced by those of the graph in eager, which is run once more.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -17,25 +17,36 @@ from torch.autograd.graph import get_gradient_edge
 from xrt_torch.devices import RandomState
 
 Call = Callable[..., Any]
+_MOST_COPIED: Final = 1 << 20
+"""Bytes of what a call writes of its arguments, which is copied before it is written."""
 
 
-def keep_what_is_saved() -> None:
-    """Have the backward pass of the graph that AOTAutograd compiles just now leave alone what was saved for it."""
+def allow_backward_passes() -> None:
+    """Have the backward pass of the graph that AOTAutograd compiles just now leave alone what was saved for it, and
+    not ask whether torch's deterministic algorithms have been turned on since the forward pass."""
     from torch._guards import TracingContext
 
     metadata = getattr(TracingContext.try_get(), "fw_metadata", None)
     if donated := getattr(metadata, "bw_donated_idxs", None):
         donated.clear()
+    if getattr(metadata, "deterministic", None) is False:
+        metadata.deterministic = True
 
 
-def twice_differentiable(compiled: Call, module: Call, draws: bool, device: torch.device) -> Call:
-    """What AOTAutograd made of a graph, with gradients that have gradients. module: the graph in eager, which writes
-    nothing; draws: whether it draws random numbers; device: that of its tensors."""
+def twice_differentiable(
+    compiled: Call, module: Call, written: Sequence[int], draws: bool, device: torch.device
+) -> Call:
+    """What AOTAutograd made of a graph, with gradients that have gradients. module: the graph in eager; written: the
+    arguments that it writes, such as a batch normalisation's statistics; draws: whether it draws random numbers;
+    device: that of its tensors."""
 
     def call(*args: Any) -> Any:
         if not torch.is_grad_enabled():
             return compiled(*args)
         before = RandomState(device) if draws else None
+        if sum(args[i].nbytes for i in written) > _MOST_COPIED or any(args[i].requires_grad for i in written):
+            return compiled(*args)
+        given = [x.clone() if i in written else x for i, x in enumerate(args)]
         results = compiled(*args)
         places: dict[Any, dict[int, int]] = {}
         for i, r in enumerate(results):
@@ -43,7 +54,7 @@ def twice_differentiable(compiled: Call, module: Call, draws: bool, device: torc
                 places.setdefault(made, {})[r.output_nr] = i
         for made, results_of in places.items():
             if type(made).__name__ == "CompiledFunctionBackward":  # not that of a view of one of its results
-                made.register_hook(_EagerGradients(made, results_of, args, module, before, device))
+                made.register_hook(_EagerGradients(made, results_of, given, module, before, device))
         return results
 
     return call
@@ -52,7 +63,7 @@ def twice_differentiable(compiled: Call, module: Call, draws: bool, device: torc
 class _EagerGradients:
     """A hook of a backward pass: its gradients, where a caller wants gradients of them, by eager.
 
-    node: the backward pass; places: result of it -> that of the module; args: of the call.
+    node: the backward pass; places: result of it -> that of the module; args: of the call, as they were before.
     """
 
     def __init__(

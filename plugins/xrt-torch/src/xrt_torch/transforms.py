@@ -1,14 +1,19 @@
-"""Transforms: those of `torch.func` (vmap, grad, jvp) that are entered while a graph is captured, and hooks for saved
-tensors.
+"""Transforms: those of `torch.func` (vmap, grad, jvp) that are entered while a graph is captured, those within which
+a graph is called, and hooks for saved tensors.
 
 Torch has no public functions that tell of them. Where a version has not these either, a transform is taken to be
-entered, what a capture that fails leaves entered stays so, and hooks are taken to be none.
+entered, what a capture that fails leaves entered stays so, and hooks, batched tensors and forward mode are taken to be
+none.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
 
 try:
     from torch._C import _enter_dual_level, _exit_dual_level
@@ -34,6 +39,15 @@ except ImportError:
 
 
 try:
+    from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
+except ImportError:
+
+    def is_batchedtensor(_: Any) -> bool:
+        return False
+
+    is_legacy_batchedtensor = is_batchedtensor
+
+try:
     from torch._C._autograd import _top_saved_tensors_default_hooks
 except ImportError:
 
@@ -45,6 +59,16 @@ def are_saved_by_hooks() -> bool:
     """Whether hooks are called with what torch saves for backward passes, as checkpoints do: they count the tensors,
     and expect as many of them when the forward pass is made again."""
     return _top_saved_tensors_default_hooks(True) is not None
+
+
+def are_batched(tensors: Iterable[Any]) -> bool:
+    """Whether some of these tensors stand for several each, as in the backward pass of `is_grads_batched=True`."""
+    return any(isinstance(x, torch.Tensor) and (is_legacy_batchedtensor(x) or is_batchedtensor(x)) for x in tensors)
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may carry derivatives of forward mode (`torch.autograd.forward_ad`)."""
+    return getattr(forward_ad, "_current_level", -1) >= 0
 
 
 def within_transform() -> bool:
@@ -59,19 +83,19 @@ def left_on_failure() -> Iterator[None]:
     if not _KNOWN:
         yield
         return
-    depth, is_forward = get_dynamic_layer_stack_depth(), _in_forward_mode()
+    depth, is_forward = get_dynamic_layer_stack_depth(), _is_level_entered()
     try:
         yield
     except BaseException:
         while get_dynamic_layer_stack_depth() > depth:
             _LEAVE[peek_interpreter_stack().key()]()
-        if not is_forward and _in_forward_mode():
+        if not is_forward and _is_level_entered():
             _exit_dual_level(level=0)  # there is no other: forward mode does not nest
         raise
 
 
-def _in_forward_mode() -> bool:
-    """Whether the derivatives of forward mode are computed, which is at most once at a time."""
+def _is_level_entered() -> bool:
+    """Whether forward mode is entered, by a capture too. It is at most once at a time."""
     try:
         _exit_dual_level(level=_enter_dual_level())
     except RuntimeError:
