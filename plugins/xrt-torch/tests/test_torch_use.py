@@ -125,6 +125,61 @@ def test_autocast(dtype: Any) -> None:
     assert all(g.reason is None for g in xrt_torch.graphs()), xrt_torch.explain()
 
 
+def raising(name: str) -> tuple[Any, ...]:
+    """Divisions that raise for a divisor of 0, an index beyond a table, a label that no class has."""
+    table, labels, scores = torch.randn(5, 3), torch.tensor([1, 2]), torch.randn(2, 3)
+    rows = (lambda i: nn.functional.embedding(i, table)), (labels,), (torch.tensor([7, 2]),), IndexError
+    return {
+        "floor": ((lambda a, b: a // b), (labels, labels), (labels, labels - 1), RuntimeError),
+        "remainder": ((lambda a, b: a % b + 1), (labels, labels), (labels, labels - 2), RuntimeError),
+        "rest": (torch.fmod, (labels, labels), (labels, labels - 1), RuntimeError),
+        "row": rows,
+        "label": (nn.functional.cross_entropy, (scores, labels), (scores, labels + 2), (IndexError, RuntimeError)),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["floor", "remainder", "rest", "row", "label"])
+def test_what_raises_in_eager_raises(name: str) -> None:
+    """And leaves the graph as it was: it is the arguments that are wrong."""
+    function, right, wrong, error = raising(name)
+    call = on_xrt(function)
+    for _ in range(3):
+        torch.testing.assert_close(call(*(x.clone() for x in right)), function(*right))
+    with pytest.raises(error):
+        call(*wrong)
+    torch.testing.assert_close(call(*right[:-1], right[-1].clone()), function(*right))
+    (graph,) = xrt_torch.graphs()
+    assert graph.is_proven
+    assert graph.reason is None
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_first_call_that_raises(background: bool) -> None:
+    """Nothing is compiled for wrong arguments: the next call begins."""
+    function, right, wrong, error = raising("floor")
+    call = on_xrt(function, background=background)
+    for _ in range(2):
+        with pytest.raises(error):
+            call(*(x.clone() for x in wrong))
+    for _ in range(5):
+        torch.testing.assert_close(call(*(x.clone() for x in right)), function(*right))
+        assert xrt_torch.wait(60)
+    (graph,) = xrt_torch.graphs()
+    assert graph.is_proven
+    assert graph.reason is None
+
+
+def test_divisors_that_are_never_zero() -> None:
+    """Integers are divided by XRT where the graph tells that no divisor is 0."""
+    function = lambda a, b: (a // 3, a % b.clamp(min=1), torch.where(b == 0, 1, b).fmod(2), torch.gcd(a, b))  # noqa: E731
+    call, a, b = on_xrt(function), torch.tensor([7, 12]), torch.tensor([0, 9])
+    for _ in range(3):
+        torch.testing.assert_close(call(a, b), function(a, b))
+    (graph,) = xrt_torch.graphs()
+    assert graph.reason is None
+    assert not graph.eager_nodes
+
+
 def test_four_threads() -> None:
     """Calls and backward passes from four threads, from before XRT is ready to after."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -430,6 +485,24 @@ def test_a_wrong_decomposition_ends_in_eager(
             torch.testing.assert_close(call(x), expected)
             assert torch.rand(()) == following
             assert xrt_torch.wait(60)
+    assert [e.fields["kind"] for e in events if e.name == "fallback"] == ["wrong numbers"]
+
+
+def test_a_wrong_decomposition_is_found_after_a_call_that_raises(
+    events: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that would have been compared has wrong arguments; the next one is."""
+    wrong = {**backends.table(), torch.ops.aten.tanh.default: lambda x: x.sigmoid() * 2}
+    monkeypatch.setattr(backends, "table", lambda: wrong)
+    f = lambda i, x: nn.functional.embedding(i, x).tanh()  # noqa: E731
+    call, x, right = on_xrt(f, background=True), torch.randn(5, 3), torch.tensor([1, 4])
+    call(right, x)
+    for _ in range(3):
+        with pytest.raises(IndexError):
+            call(torch.tensor([1, 9]), x)
+    for _ in range(4):
+        torch.testing.assert_close(call(right, x), f(right, x))
+        assert xrt_torch.wait(60)
     assert [e.fields["kind"] for e in events if e.name == "fallback"] == ["wrong numbers"]
 
 

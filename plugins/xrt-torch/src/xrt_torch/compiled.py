@@ -146,8 +146,9 @@ class CompiledGraph:
         try:
             return self._on_xrt(args, stages)
         except Exception as e:
+            results = list(self._eager(*args))  # raises what is wrong with the arguments
             self._fall_back("run", e)
-            return list(self._eager(*args))
+            return results
 
     @property
     def is_compiling(self) -> bool:
@@ -221,12 +222,18 @@ class CompiledGraph:
                 if self._freeze is not False and not self._own:
                     self._own = own_tensors(self._builder.inputs, args)
                 work = self._work[signature] = Future()
-        if is_new and self._background:
-            results = list(self._eager(*args))  # before compilation takes its share of the processor
-            self._begin(work, args, stages)
-            return results
         if is_new:
+            before = RandomState(self._device)
+            try:
+                results = list(self._eager(*args))  # before compilation takes its share of the processor
+            except BaseException:  # nothing is compiled for wrong arguments
+                self._work.pop(signature, None)
+                work.set_result(None)
+                raise
             self._begin(work, args, stages)
+            if self._background:
+                return results
+            before.restore()
         if not self._background:
             work.result()
         stages = stages or self._stages

@@ -21,6 +21,7 @@ from xrt_torch.devices import tensors_of, why_elsewhere
 
 aten = torch.ops.aten
 VIEWS = {aten.permute, aten.t, aten.transpose, aten.view, aten.unsqueeze, aten.expand, aten.squeeze, aten.alias}
+_DIVISIONS = {aten.div, aten.floor_divide, aten.fmod, aten.remainder}
 _FACTORIES = {aten.empty, aten.full, aten.arange, aten.scalar_tensor, aten.zeros, aten.ones}
 
 
@@ -133,6 +134,8 @@ def reason_for_eager(
             return "torchlib has no translation of it"
         if (why := mistrust(node)) is not None:
             return why
+        if target.overloadpacket in _DIVISIONS and _is_of_integers(node) and _may_be_zero(node.args[1]):
+            return "torch raises where an integer is divided by 0"
     for value in _tensors(node):
         if value.dtype.is_complex:
             return "complex numbers"
@@ -143,6 +146,33 @@ def reason_for_eager(
         if value.device.type == "meta":
             return "a tensor without memory"
     return why_elsewhere(node, device)
+
+
+def _is_of_integers(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def _may_be_zero(divisor: Any) -> bool:
+    """Whether an element of a divisor may be 0, as far as the graph tells."""
+    if not isinstance(divisor, Node):
+        return bool(divisor == 0)
+    packet = getattr(divisor.target, "overloadpacket", None)
+    if divisor.op == "get_attr":
+        value = divisor.meta.get("val")
+        return type(value) is not torch.Tensor or bool((value == 0).any())
+    if packet in (aten.full, aten.full_like):
+        return _may_be_zero(divisor.args[1])
+    if packet in (aten.scalar_tensor, aten._to_copy, aten.expand, aten.unsqueeze):
+        return _may_be_zero(divisor.args[0])
+    if packet is aten.clamp:
+        least = divisor.args[1] if len(divisor.args) > 1 else None
+        return not isinstance(least, int | float) or least < 1
+    if packet is aten.where:
+        condition, instead, x = divisor.args
+        is_of_zeros = getattr(condition, "target", None) is aten.eq.Scalar and condition.args == (x, 0)
+        return not is_of_zeros or _may_be_zero(instead)
+    return True
 
 
 def only_checks(node: Node) -> bool:
