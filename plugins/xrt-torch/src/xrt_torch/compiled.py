@@ -30,7 +30,7 @@ from xrt_torch.devices import CPU, RandomState, after_this_thread
 from xrt_torch.kept import KeptGraph, TranslationFile
 from xrt_torch.nan import have_nan, loses_nan, places_of_data
 from xrt_torch.ordering import chooses_order
-from xrt_torch.partition import operators_of
+from xrt_torch.partition import draws_numbers, operators_of
 from xrt_torch.stages import Builder, Signature, Stages, for_eager, placeholders
 from xrt_torch.transforms import are_batched
 
@@ -112,6 +112,7 @@ class CompiledGraph:
         self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
         self._builder = Builder(module, self.name, device, self.is_dynamic, self.eager_nodes)
         self._is_auto = is_auto = self._is_quick and self._any_engine and resolve(options).auto
+        self._draws = any(draws_numbers(n.target) for n in module.graph.nodes)
         self._tangents = [i for i, n in enumerate(placeholders(module)) if n.name.startswith("tangents")]
         self._varying = [i for i, n in enumerate(placeholders(module)) if _varies(n.meta.get("val"))]
         self._tunes = ((is_auto and not self.is_dynamic) or self._freeze is None) and background
@@ -223,7 +224,7 @@ class CompiledGraph:
                     self._own = own_tensors(self._builder.inputs, args)
                 work = self._work[signature] = Future()
         if is_new:
-            before = RandomState(self._device)
+            before = RandomState(self._device) if self._draws and not self._background else None
             try:
                 results = list(self._eager(*args))  # before compilation takes its share of the processor
             except BaseException:  # nothing is compiled for wrong arguments
@@ -233,7 +234,8 @@ class CompiledGraph:
             self._begin(work, args, stages)
             if self._background:
                 return results
-            before.restore()
+            if before is not None:
+                before.restore()
         if not self._background:
             work.result()
         stages = stages or self._stages

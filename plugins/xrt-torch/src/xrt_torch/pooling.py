@@ -97,7 +97,9 @@ def _avg_pool(
         counted = _counted(starts, starts + k, size, p, count_include_pad).to(x.dtype)
         counts = counts.unsqueeze(-1) * counted
     divisor = counts if divisor_override is None else divisor_override
-    return x / divisor if x.dtype.is_floating_point else torch.div(x, divisor, rounding_mode="trunc")
+    if x.dtype.is_floating_point:
+        return x / divisor
+    return torch.div(x, torch.clamp(divisor, min=1), rounding_mode="trunc")
 
 
 def _counted(starts: Tensor, ends: Tensor, size: int, p: int, count_include_pad: bool) -> Tensor:

@@ -46,7 +46,7 @@ def twice_differentiable(
         before = RandomState(device) if draws else None
         if sum(args[i].nbytes for i in written) > _MOST_COPIED or any(args[i].requires_grad for i in written):
             return compiled(*args)
-        given = [x.clone() if i in written else x for i, x in enumerate(args)]
+        given = [x.clone() if i in written else x for i, x in enumerate(args)] if written else args
         results = compiled(*args)
         places: dict[Any, dict[int, int]] = {}
         for i, r in enumerate(results):
@@ -77,7 +77,7 @@ class _EagerGradients:
     ) -> None:
         self._node = weakref.ref(node)  # which holds this
         self._places, self._args, self._module, self._before = places, args, module, before
-        self._versions = [x._version if _is_tracked(x) else None for x in args]
+        self._versions = _versions(args)
         self._autocast = device.type, torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
     def __call__(self, grads: Sequence[Any], of_results: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -86,7 +86,7 @@ class _EagerGradients:
         node, known = self._node(), [i for i, g in enumerate(of_results) if g is not None]
         if not torch.is_grad_enabled() or node is None or not set(known) <= set(self._places):
             return None
-        if any(v is not None and x._version != v for x, v in zip(self._args, self._versions, strict=True)):
+        if _versions(self._args) != self._versions:
             return None
         wanted = {get_gradient_edge(x)[:2]: x for x in self._args if isinstance(x, torch.Tensor) and x.requires_grad}
         edges = [wanted.get(edge) for edge in node.next_functions]
@@ -113,5 +113,6 @@ class _EagerGradients:
         return tuple(g if x is None else found[id(x)] for g, x in zip(grads, edges, strict=True))
 
 
-def _is_tracked(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and not x.is_inference()
+def _versions(args: Sequence[Any]) -> list[int]:
+    """How often each tensor has been written."""
+    return [x._version for x in args if isinstance(x, torch.Tensor) and not x.is_inference()]
