@@ -79,7 +79,7 @@ class Comparison:
                 for seed in range(MOVES):
                     if before is not None:
                         before.restore()
-                    if self.are_as_good(found, list(module(*moved(args, seed))), expected):
+                    if self.are_as_good(found, list(module.forward(*moved(args, seed))), expected):
                         return ""
         except Exception:  # it does not take such arguments
             return wrong
@@ -112,7 +112,7 @@ def results_in_double(module: GraphModule, args: Sequence[Any]) -> list[Any]:
     that draws random numbers, or has operators of users or of higher order, and whatever its operators raise."""
     made = in_float64(module)
     with torch.no_grad():
-        return list(made(*in_double(args)))
+        return list(made.forward(*in_double(args)))
 
 
 def in_float64(module: GraphModule) -> GraphModule:

@@ -91,7 +91,8 @@ class CompiledGraph:
         self.module, self._options, self._background = module, dict(options), background
         self._file, self._kept, self._device = file, kept, device
         self._is_ordered = False  # equal elements have torch's order
-        self._eager = for_eager(module, module.graph) if kept is None else module
+        self._in_eager = for_eager(module, module.graph) if kept is None else module
+        self._eager = self._in_eager.forward  # called itself, a module would print what it raises
         self._stages: Stages | None = None
         self._without_constants: Stages | None = None  # what `_stages` took the place of
         self._work: dict[Signature, Future[None]] = {}
@@ -343,7 +344,7 @@ class CompiledGraph:
     ) -> list[Any]:
         if isinstance(found, Exception):
             self._fall_back("run", found)
-        elif not (wrong := self._comparison.verdict(args, found, expected, self._eager, before)):
+        elif not (wrong := self._comparison.verdict(args, found, expected, self._in_eager, before)):
             self._look_for_nan(args, stages, expected)
             stages.proven.add(signature)
             if not self.is_dynamic or stages.served:
@@ -491,7 +492,7 @@ class CompiledGraph:
         if isinstance(found, Exception):
             wrong = f"{type(found).__name__}: {found}"
         else:
-            wrong = self._comparison.verdict(args, found, expected, self._eager, before)
+            wrong = self._comparison.verdict(args, found, expected, self._in_eager, before)
         if wrong:
             process_events.emit("torch.untuned", level=logging.WARNING, graph=self.name, reason=wrong)
         else:
