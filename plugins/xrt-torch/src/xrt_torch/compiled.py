@@ -27,6 +27,7 @@ from xrt_torch.calls import Ending
 from xrt_torch.comparison import Comparison
 from xrt_torch.constants import Constants, Own, are_few_bytes, own_tensors, worthwhile
 from xrt_torch.devices import CPU, RandomState, after_this_thread
+from xrt_torch.explanation import Explanation
 from xrt_torch.kept import KeptGraph, TranslationFile
 from xrt_torch.nan import have_nan, loses_nan, places_of_data
 from xrt_torch.ordering import chooses_order
@@ -572,60 +573,20 @@ class CompiledGraph:
         work = [*self._work.values(), *([] if self._tuning is None else [self._tuning])]
         return not wait_for(work, timeout).not_done
 
-    @property
-    def _taken(self) -> Constants | None:
-        return None if self._stages is None else self._stages.constants
+    def _explanation(self) -> Explanation:
+        stages, seconds = self._stages, self._seconds or (None, None)
+        constants = None if stages is None else stages.constants
+        return Explanation(
+            self.name, operators_of(self.module.graph), self.reason, dict(self.eager_nodes), stages, constants, *seconds
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """What runs where, and why, as plain data.
-
-        name; operators: how many of torch it has; eager_reason: why all of it runs in torch eager, None otherwise;
-        compiled: whether XRT is done; eager_operators: name -> why it runs in eager; constants: how many parameters and
-        buffers are constants; stages: of those on XRT, as
-        `Explanation.to_json` gives them; seconds_xrt, seconds_eager: of a call, None where they were not timed.
-        """
-        if self._told is not None:
-            return self._told[1]
-        stages = self._stages or ()
-        seconds = self._seconds or (None, None)
-        return {
-            "name": self.name,
-            "operators": operators_of(self.module.graph),
-            "eager_reason": self.reason,
-            "compiled": self.reason is None and self._stages is not None,
-            "eager_operators": dict(self.eager_nodes),
-            "constants": 0 if self._taken is None else len(self._taken.values),
-            "stages": [r.module.explain().to_json() for r in stages if r.module is not None],
-            "seconds_xrt": seconds[0],
-            "seconds_eager": seconds[1],
-        }
+        """What runs where, and why, as plain data: see `Explanation.to_json`."""
+        return self._explanation().to_json() if self._told is None else self._told[1]
 
     def explain(self) -> str:
         """What runs where, and why, as text."""
-        if self._told is not None:
-            return self._told[0]
-        count = operators_of(self.module.graph)
-        lines = [f"{self.name}: {count} operators of torch"]
-        stages = self._stages
-        if self.reason is not None:
-            lines[0] += f", all in torch eager: {self.reason}"
-        elif stages is None:
-            lines[0] += ", in torch eager until XRT has compiled them"
-        else:
-            on_xrt = sum(r.stage.size for r in stages if r.module is not None)
-            lines[0] += f", {on_xrt} on XRT in {sum(r.module is not None for r in stages)} stages"
-        if self._seconds is not None:
-            a, b = self._seconds
-            which = "XRT" if a <= b else "torch eager, which is quicker"
-            lines[0] += f"; a call takes {a * 1e6:.0f} us on XRT, {b * 1e6:.0f} us in eager: {which} answers"
-        if (taken := self._taken) is not None and taken.values:
-            how = ", looked at in each call" if taken.looks else ""
-            lines.append(f"  {len(taken.values)} parameters and buffers are constants{how}")
-        lines += [f"  in torch eager: {name}: {why}" for name, why in self.eager_nodes.items()]
-        for ran in stages or ():
-            if ran.module is not None:
-                lines.append(ran.module.explain().as_text("  "))
-        return "\n".join(lines)
+        return self._explanation().as_text() if self._told is None else self._told[0]
 
 
 def _tune(

@@ -99,7 +99,8 @@ def _avg_pool(
     divisor = counts if divisor_override is None else divisor_override
     if x.dtype.is_floating_point:
         return x / divisor
-    return torch.div(x, torch.clamp(divisor, min=1), rounding_mode="trunc")
+    divisor = torch.clamp(divisor, min=1) if isinstance(divisor, Tensor) else divisor  # which tells that it is no 0
+    return torch.div(x, divisor, rounding_mode="trunc")
 
 
 def _counted(starts: Tensor, ends: Tensor, size: int, p: int, count_include_pad: bool) -> Tensor:
