@@ -196,3 +196,23 @@ def test_derivatives_of_forward_mode(grad: bool) -> None:
         torch.testing.assert_close(made.tangent, want.tangent)
         call(x)
     assert all(g.reason is None for g in xrt_torch.graphs())
+
+
+def test_compiled_autograd() -> None:
+    """Whose graphs empty the lists that they are given, so that they are called once: they are eager's."""
+    model, x = network(), torch.randn(4, 8)
+    model(x).sum().backward()
+    want = [p.grad.clone() for p in model.parameters()]
+    call = on_xrt(model)
+
+    @torch.compile(backend=backend, options={"engine": "host", "background": False})
+    def step(x: Any) -> Any:
+        call(x).sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        for run in (step, lambda v: call(v).sum().backward()):
+            for _ in range(CALLS):
+                model.zero_grad()
+                run(x)
+                torch.testing.assert_close([p.grad for p in model.parameters()], want)
+    assert any(g.is_proven for g in xrt_torch.graphs())

@@ -55,6 +55,8 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         for x in inputs:
             if isinstance(x, torch.Tensor) and (why := _why_eager(x)):
                 raise UnsupportedError(why)
+            if isinstance(x, list):
+                raise UnsupportedError("it empties a list that it is given, as those of torch's compiled autograd do")
         if _communicates(module):
             raise UnsupportedError(
                 "it communicates with other processes, which would not make a call twice when this one compares results"
