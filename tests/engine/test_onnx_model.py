@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, checker
+from onnx.reference import ReferenceEvaluator
 
 from tests.ir.random_graphs import graphs
 from xrt_core.engine.onnx_bridge import EXTERNAL_BYTES, OnnxModel, is_large, onnx_model
@@ -162,3 +163,42 @@ def test_what_onnx_cannot_express_is_an_error() -> None:
     x, y = value("x", 2), value("y", 2)
     with pytest.raises(CompileError, match="^it: function 'f' does not export: .*Own has no schema"):
         onnx_model(function_of([x], [Node("Own", [x], [y], version=1)], [y]), engine="it")
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13, 21])
+@pytest.mark.parametrize(
+    ("bounds", "operator"), [((), "Identity"), (("low",), "Max"), ((None, "high"), "Min"), (("low", "high"), "Clip")]
+)
+def test_bounds_that_are_missing(opset: int, bounds: tuple[str | None, ...], operator: str) -> None:
+    """Libraries take the largest number for them, and give it for an infinity. Of integers that is one bound more."""
+    version = {11: 11, 12: 12}.get(opset, 13)
+
+    def clipped(kind: Any) -> OnnxModel:
+        x, y = value("x", 3, dtype=kind), value("y", 3, dtype=kind)
+        of_each = {"low": Value("low", data=np.array(1, kind)), "high": Value("high", data=np.array(2, kind))}
+        node = Node("Clip", [x, *(b and of_each[b] for b in bounds)], [y], version=version)
+        return onnx_model(function_of([x], [node], [y], opset), engine="a library", newest_opset=opset)
+
+    made = clipped(np.float32).model
+    checker.check_model(made)
+    assert [n.op_type for n in made.graph.node] == [operator]
+    (found,) = ReferenceEvaluator(made).run(None, {"x": np.array([np.inf, -np.inf, 1.5], np.float32)})
+    low, high = (1 if "low" in bounds else -np.inf), (2 if "high" in bounds else np.inf)
+    np.testing.assert_array_equal(found, [high, low, 1.5])
+    if opset > 11:
+        assert [n.op_type for n in clipped(np.int64).model.graph.node] == ["Clip"]
+
+
+def test_bounds_that_are_missing_in_a_branch() -> None:
+    x, y, z, low = value("x", 3), value("y", 3), value("z", 3), Value("low", data=np.array(0, np.float32))
+    bodies = {
+        "then_branch": Graph([], [y], [Node("Clip", [x, low], [y], version=13)], opsets={"": 21}, name="yes"),
+        "else_branch": Graph([], [z], [Node("Neg", [x], [z], version=13)], opsets={"": 21}, name="no"),
+    }
+    use, result = value("use", dtype=np.bool_), value("r", 3)
+    function = function_of([use, x], [Node("If", [use], [result], bodies, version=21)], [result])
+    made = onnx_model(function, engine="a library", newest_opset=21).model
+    given = {"use": np.array(True), "x": np.array([np.inf, -1, 2], np.float32)}
+    np.testing.assert_array_equal(ReferenceEvaluator(made).run(None, given)[0], [np.inf, 0, 2])
+    branch = next(a.g for a in made.graph.node[0].attribute if a.name == "then_branch")
+    assert [n.op_type for n in branch.node] == ["Max"]

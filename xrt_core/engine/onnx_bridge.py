@@ -19,7 +19,7 @@ from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value, every_node, nodes_within
 from xrt_core.ir.long_list import LongList
 from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
-from xrt_core.ir.types import STRING, SequenceType, TensorType
+from xrt_core.ir.types import STRING, SequenceType, TensorType, float_like
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
@@ -164,7 +164,9 @@ def onnx_model(
             function = lowered_to(function, newest_opset)
         except CompileError as e:
             raise CompileError(f"{engine}: function {function.name!r}: {e}") from e
-    body = function.body
+    body = _without_missing_bounds(function.body)
+    if body is not function.body:
+        function = Function(function.name, function.params, function.returns, body, function.aliases)
     if newest_opset is not None:
         opsets = {**body.opsets, "": min(body.opsets.get("", newest_opset), newest_opset)}
         function = Function(function.name, function.params, function.returns, body.replace(opsets=opsets))
@@ -194,6 +196,29 @@ def onnx_model(
     _tidy(graph, set())
     inputs, outputs = (tuple(p.name for p in ports) for ports in (graph.input, graph.output))
     return OnnxModel(model, inputs, outputs, MappingProxyType(weights), lists)
+
+
+def _without_missing_bounds(graph: Graph) -> Graph:
+    """The graph with each Clip of floats that has one bound as Max or Min, and with none as Identity: libraries take
+    the largest number of the type for a bound that is missing, and give that for an infinity."""
+    nodes = [_without_missing_bound(n) for n in graph.nodes]
+    return graph if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)) else graph.replace(nodes=nodes)
+
+
+def _without_missing_bound(node: Node) -> Node:
+    if node.subgraphs:
+        bodies = {k: _without_missing_bounds(a) if isinstance(a, Graph) else a for k, a in node.attributes.items()}
+        return node if all(bodies[k] is a for k, a in node.attributes.items()) else node.replace(attributes=bodies)
+    x = node.inputs[0] if node.inputs else None
+    if node.operator != "Clip" or node.version < 11 or x is None or x.dtype is None or not float_like(x.dtype):
+        return node
+    low, high = (*node.inputs[1:], None, None)[:2]
+    if low is not None and high is not None:
+        return node
+    bounds = [b for b in (low, high) if b is not None]
+    operator = "Identity" if not bounds else "Max" if low is not None else "Min"
+    version = {11: 8, 12: 12}.get(node.version, 13) if bounds else 1 if node.version < 13 else 13
+    return Node(operator, [x, *bounds], node.outputs, version=version, name=node.name)
 
 
 _IR_VERSIONS: Final = {

@@ -522,3 +522,16 @@ def test_a_row_that_is_masked_by_the_least_number(engine: OnnxRuntimeEngine, nes
     np.testing.assert_allclose(found[0], arrays[2][0, 0].mean(axis=0), rtol=1e-5)
     np.testing.assert_array_equal(found[1], 0)
     np.testing.assert_allclose(found[2], arrays[2][0, 0, 2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_infinities_without_a_bound(engine: OnnxRuntimeEngine, dtype: Any) -> None:
+    """The library's own Clip gives the largest number for them."""
+    x, y, z = (_value(n, np.dtype(dtype), 3) for n in "xyz")
+    bound = Value("bound", data=np.array(0.5, dtype))
+    nodes = [Node("Clip", [x, bound], [y], version=13), Node("Clip", [x, None, bound], [z], version=13)]
+    function = Function.from_graph(Graph([x], [y, z], nodes, opsets={"": 21}, name="clipped"))
+    made = engine.compiler("cpu", CompileOptions()).compile(function, function.params, function.returns, ())
+    low, high = made.run([np.array([np.inf, -np.inf, np.nan], dtype)])
+    np.testing.assert_array_equal(low, [np.inf, 0.5, np.nan])
+    np.testing.assert_array_equal(high, [0.5, -np.inf, np.nan])

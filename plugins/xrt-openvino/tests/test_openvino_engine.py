@@ -322,3 +322,15 @@ def test_no_node_is_refused_for_the_number_of_its_version(opset: int) -> None:
     m = XRTModule(model, engine="openvino", prune=False, cache="off", guard=False)
     np.testing.assert_allclose(m(given), XRTModule(model, engine="host", guard=False)(given), atol=1e-5)
     assert {n.op_type for n in m.partitioned().nodes} <= {"Launch", "EngineInputConvert"}
+
+
+def test_infinities_without_a_bound(engine: OpenVinoEngine) -> None:
+    """The library's own Clip gives the largest number for them."""
+    x, y, z = (_value(n, np.float32, 2) for n in "xyz")
+    bound = Value("bound", data=np.array(0.5, np.float32))
+    nodes = [Node("Clip", [x, bound], [y], version=13), Node("Clip", [x, None, bound], [z], version=13)]
+    function = Function.from_graph(Graph([x], [y, z], nodes, opsets={"": 21}, name="clipped"))
+    made = engine.compiler("cpu", CompileOptions()).compile(function, function.params, function.returns, ())
+    low, high = made.run([np.array([np.inf, -np.inf], np.float32)])
+    np.testing.assert_array_equal(low, [np.inf, 0.5])
+    np.testing.assert_array_equal(high, [0.5, -np.inf])
