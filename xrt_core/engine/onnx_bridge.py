@@ -164,9 +164,7 @@ def onnx_model(
             function = lowered_to(function, newest_opset)
         except CompileError as e:
             raise CompileError(f"{engine}: function {function.name!r}: {e}") from e
-    body = _without_missing_bounds(function.body)
-    if body is not function.body:
-        function = Function(function.name, function.params, function.returns, body, function.aliases)
+    body = function.body
     if newest_opset is not None:
         opsets = {**body.opsets, "": min(body.opsets.get("", newest_opset), newest_opset)}
         function = Function(function.name, function.params, function.returns, body.replace(opsets=opsets))
@@ -198,16 +196,24 @@ def onnx_model(
     return OnnxModel(model, inputs, outputs, MappingProxyType(weights), lists)
 
 
-def _without_missing_bounds(graph: Graph) -> Graph:
-    """The graph with each Clip of floats that has one bound as Max or Min, and with none as Identity: libraries take
-    the largest number of the type for a bound that is missing, and give that for an infinity."""
-    nodes = [_without_missing_bound(n) for n in graph.nodes]
+def without_missing_bounds(function: Function) -> Function:
+    """The function with each Clip of floats that has one bound as Max or Min, and with none as Identity, in bodies too;
+    itself where there is none. Libraries take the largest number of the type for a bound that is missing, and give that
+    for an infinity."""
+    body = _with_bounds(function.body)
+    if body is function.body:
+        return function
+    return Function(function.name, function.params, function.returns, body, function.aliases)
+
+
+def _with_bounds(graph: Graph) -> Graph:
+    nodes = [_with_bound(n) for n in graph.nodes]
     return graph if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)) else graph.replace(nodes=nodes)
 
 
-def _without_missing_bound(node: Node) -> Node:
+def _with_bound(node: Node) -> Node:
     if node.subgraphs:
-        bodies = {k: _without_missing_bounds(a) if isinstance(a, Graph) else a for k, a in node.attributes.items()}
+        bodies = {k: _with_bounds(a) if isinstance(a, Graph) else a for k, a in node.attributes.items()}
         return node if all(bodies[k] is a for k, a in node.attributes.items()) else node.replace(attributes=bodies)
     x = node.inputs[0] if node.inputs else None
     if node.operator != "Clip" or node.version < 11 or x is None or x.dtype is None or not float_like(x.dtype):

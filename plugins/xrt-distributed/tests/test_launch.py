@@ -58,8 +58,11 @@ def test_a_process_that_dies(environment: dict[str, str], tmp_path: pathlib.Path
     """It ends the others within seconds; the message names it, and has its last lines; its log is a file."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, sys, time\nprint(os.getpid(), 'of', sys.argv[1:], flush=True)\n"
-        "if os.environ['RANK'] == '1':\n    raise ValueError('no more')\ntime.sleep(120)\n"
+        "import os, pathlib, sys, time\nprint(os.getpid(), 'of', sys.argv[1:], flush=True)\n"
+        "other = pathlib.Path(__file__).with_name('printed')\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    while not other.exists():\n        time.sleep(0.01)\n"
+        "    raise ValueError('no more')\nother.touch()\ntime.sleep(120)\n"
     )
     start = time.monotonic()
     done = launch(environment, "-n", "2", "--logs", str(tmp_path / "logs"), str(program), "a", "-x", code=1)

@@ -17,7 +17,7 @@ from xrt_core.engine.contract import (
     Parameter,
     Tolerance,
 )
-from xrt_core.engine.onnx_bridge import OnnxModel, as_onnx_text, onnx_model
+from xrt_core.engine.onnx_bridge import OnnxModel, as_onnx_text, onnx_model, without_missing_bounds
 from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, XRTError, nearest
 from xrt_onnxruntime import _toolkit
 from xrt_onnxruntime.deviations import avoided
@@ -199,7 +199,7 @@ def _exported(function: Function, **more: bool) -> OnnxModel:
     """The function in the newest opset that the library has kernels for; in a newer one that it takes where some node
     has no older form. Raises CompileError."""
     settled, newest = _toolkit.settled_opset(), _toolkit.newest_opset()
-    function = avoided(function)
+    function = avoided(without_missing_bounds(function))
     try:
         return onnx_model(function, engine="onnxruntime", newest_opset=settled, **more)
     except CompileError:

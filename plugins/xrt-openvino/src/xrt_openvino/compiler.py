@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
-from xrt_core.engine.onnx_bridge import as_onnx_text, onnx_model
+from xrt_core.engine.onnx_bridge import OnnxModel, as_onnx_text, onnx_model, without_missing_bounds
 from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, XRTError, nearest
 from xrt_openvino import _toolkit
 from xrt_openvino.deviations import NEWEST
@@ -65,7 +65,7 @@ class OpenVinoCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
     ) -> Executable:
         """A compiled model of `function`. Raises CompileError with the library's own words."""
-        m = onnx_model(function, engine="openvino", newest_opset=NEWEST, location=_toolkit.location)
+        m = _exported(function)
         try:
             compiled = _toolkit.compile_model(m.model.SerializeToString(), m.weights, self.config)
             return OpenVinoExecutable(compiled, entry_params, return_params, m.inputs, m.outputs, m.weights)
@@ -84,7 +84,7 @@ class OpenVinoCompiler(GraphCompiler):
         """The model that the library is given, or what it makes of it; else what the executable shows."""
         if stage not in ("onnx", "ir", "runtime"):
             return super().as_text(function, entry_params, return_params, aliases, stage)
-        m = onnx_model(function, engine="openvino", newest_opset=NEWEST, location=_toolkit.location)
+        m = _exported(function)
         if stage == "onnx":
             return as_onnx_text(m.model)
         try:
@@ -101,3 +101,8 @@ class OpenVinoCompiler(GraphCompiler):
             raise
         except Exception as e:
             raise CompileError(f"openvino: a serialised executable does not load: {_toolkit.first_line(e)}") from e
+
+
+def _exported(function: Function) -> OnnxModel:
+    function = without_missing_bounds(function)
+    return onnx_model(function, engine="openvino", newest_opset=NEWEST, location=_toolkit.location)
