@@ -129,16 +129,19 @@ def raising(name: str) -> tuple[Any, ...]:
     """Divisions that raise for a divisor of 0, an index beyond a table, a label that no class has."""
     table, labels, scores = torch.randn(5, 3), torch.tensor([1, 2]), torch.randn(2, 3)
     rows = (lambda i: nn.functional.embedding(i, table)), (labels,), (torch.tensor([7, 2]),), IndexError
+    bytes_, wide = labels.to(torch.uint8), torch.tensor([1, 256])
+    narrowed = lambda a, b: a // b.clamp(min=1).to(torch.uint8)  # noqa: E731
     return {
         "floor": ((lambda a, b: a // b), (labels, labels), (labels, labels - 1), RuntimeError),
         "remainder": ((lambda a, b: a % b + 1), (labels, labels), (labels, labels - 2), RuntimeError),
         "rest": (torch.fmod, (labels, labels), (labels, labels - 1), RuntimeError),
         "row": rows,
+        "narrowed": (narrowed, (bytes_, labels), (bytes_, wide), RuntimeError),
         "label": (nn.functional.cross_entropy, (scores, labels), (scores, labels + 2), (IndexError, RuntimeError)),
     }[name]
 
 
-@pytest.mark.parametrize("name", ["floor", "remainder", "rest", "row", "label"])
+@pytest.mark.parametrize("name", ["floor", "remainder", "rest", "narrowed", "row", "label"])
 def test_what_raises_in_eager_raises(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """And leaves the graph as it was: it is the arguments that are wrong. Nothing is printed."""
     function, right, wrong, error = raising(name)

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from xrt_core.errors import CacheError, OptionError, UnsupportedError
 from xrt_core.events import process_events
 from xrt_core.options import resolve
+from xrt_torch.backward_passes import allow_backward_passes, twice_differentiable
 from xrt_torch.choice import Call, Choice
 from xrt_torch.compiled import CompiledGraph, any_engine_will_do
 from xrt_torch.confirmation import Confirmation
@@ -23,7 +24,6 @@ from xrt_torch.devices import CPU, device_of, on_device
 from xrt_torch.interpolation import WholeInterpolation
 from xrt_torch.kept import TranslationFile, written_inputs
 from xrt_torch.partition import draws_numbers
-from xrt_torch.second_derivatives import allow_backward_passes, twice_differentiable
 from xrt_torch.transforms import in_forward_mode, left_on_failure
 
 

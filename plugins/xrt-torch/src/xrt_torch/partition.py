@@ -156,14 +156,14 @@ def _is_of_integers(node: Node) -> bool:
 def _may_be_zero(divisor: Any) -> bool:
     """Whether an element of a divisor may be 0, as far as the graph tells."""
     if not isinstance(divisor, Node):
-        return bool(divisor == 0)
+        return bool(abs(divisor) < 1)  # which is 0 as an integer
     packet = getattr(divisor.target, "overloadpacket", None)
     if divisor.op == "get_attr":
         value = divisor.meta.get("val")
         return type(value) is not torch.Tensor or bool((value == 0).any())
     if packet in (aten.full, aten.full_like):
         return _may_be_zero(divisor.args[1])
-    if packet in (aten.scalar_tensor, aten._to_copy, aten.expand, aten.unsqueeze):
+    if packet in (aten.scalar_tensor, aten.expand, aten.unsqueeze):  # a narrower type may make 0 of others
         return _may_be_zero(divisor.args[0])
     if packet is aten.clamp:
         least = divisor.args[1] if len(divisor.args) > 1 else None

@@ -43,9 +43,9 @@ def twice_differentiable(
     def call(*args: Any) -> Any:
         if not torch.is_grad_enabled():
             return compiled(*args)
-        before = RandomState(device) if draws else None
         if sum(args[i].nbytes for i in written) > _MOST_COPIED or any(args[i].requires_grad for i in written):
             return compiled(*args)
+        before = RandomState(device) if draws else None
         given = [x.clone() if i in written else x for i, x in enumerate(args)] if written else args
         results = compiled(*args)
         places: dict[Any, dict[int, int]] = {}

@@ -90,7 +90,7 @@ def test_statistics_are_written_once() -> None:
     assert_answered()
 
 
-def test_second_derivatives_of_all_inputs() -> None:
+def test_backward_passes_of_all_inputs() -> None:
     """A Hessian of several arguments, one of which has a function of its own before it, and of several results."""
 
     def function(x: Any, y: Any) -> Any:
