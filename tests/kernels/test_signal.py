@@ -74,6 +74,15 @@ def test_stft_as_the_reference(parts: int, onesided: int, window: bool, length: 
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_a_real_signal_may_have_two_axes(rng: np.random.Generator) -> None:
+    """As ONNX Runtime takes it, and as torch's exporters write it: the results are those of one with an axis of 1."""
+    x, shape = rng.standard_normal((2, 31)).astype(np.float32), rng.standard_normal(8).astype(np.float32)
+    flat, whole = (node_case("STFT", 17, [signal, np.array(3), shape]) for signal in (x, x[..., None]))
+    (want,) = run_reference(whole)
+    for got in (run_numpy(flat)[0], run_jax(flat)[0]):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_stft_longer_than_the_signal_says_so() -> None:
     """A frame longer than the signal raises ShapeError."""
     with pytest.raises(ShapeError, match="frames of 8"):

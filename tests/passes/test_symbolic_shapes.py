@@ -34,10 +34,8 @@ UNKNOWN = {
     "NonMaxSuppression": 10,
     "NonZero": 1,
     "Resize": 14,  # scales such as 0.6, whose product is rounded in float32
-    "STFT": 2,
     "Scan": 1,
     "Shape": 1,
-    "Slice": 2,
     "StringNormalizer": 6,
     "StringSplit": 5,
     "Unique": 6,
@@ -156,6 +154,12 @@ CASES: list[tuple[str, Any, dict[str, Any], list[str]]] = [
     ("GatherND", [("b", "n", 4), np.array([[0], [0]])], {}, ["2, n, 4"]),
     ("Resize", [("b", "h"), np.ones(0, F.dtype), np.array([2], F.dtype)], {"axes": [1]}, ["b, 2*h"]),
     ("Reshape", [("b", "n", 4), np.array([2, 0, 1, -1])], {}, ["2, n, 1, 2*b"]),
+    ("Slice", [("b", "n"), *map(np.array, ([5], [-1 << 62], [1], [-1]))], {}, ["b, 6"]),
+    ("Slice", [("b", "n"), *map(np.array, ([-2], [3], [1], [-2]))], {}, ["b, n//2 - 2"]),
+    ("Slice", [("b", "n"), *map(np.array, ([1 << 62], [-4], [1], [-1]))], {}, ["b, 3"]),
+    ("Slice", [("b", "n"), *map(np.array, ([1], [4], [1], [-1]))], {}, ["b, None"]),
+    ("STFT", [("b", "n"), np.array(4), np.ones(6, F.dtype)], {}, ["b, (n - 6)//4 + 1, 4, 2"]),
+    ("OneHot", [("b", "n"), np.array(9), np.array([0, 1], F.dtype)], {"axis": 1}, ["b, 9, n"]),
     ("Attention", [("b", "q", 32), *[("b", "k", 16)] * 2], {"q_num_heads": 4, "kv_num_heads": 2}, ["b, q, 32"]),
     ("Attention", [("b", 4, "q", 8), ("b", 2, "k", 8), ("b", 2, "k", 6)], {}, ["b, 4, q, 6"]),
 ]  # fmt: skip

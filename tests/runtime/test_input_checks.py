@@ -21,11 +21,14 @@ from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.runtime.input_checks import (
     Bounds,
+    InputChecks,
+    SymbolicInputChecks,
     has_symbolic_index,
     index_bounds,
     index_checks,
     input_checks,
     is_finite,
+    unbound_index,
     unproven_indices,
 )
 
@@ -107,6 +110,75 @@ def test_regions_of_maps_of_any_size(images: Any, is_symbolic: bool) -> None:
     assert has_symbolic_index(node) is is_symbolic
     found = index_bounds(node)
     assert found is None if is_symbolic else found is not None and (found.low, found.high) == ((0,), (1,))
+
+
+def _symbolic(v: Value | None, names: dict[int, str]) -> Value | None:
+    """A value with a symbol in the place of each size that has a name."""
+    if v is None:
+        return None
+    shape = tuple(names.get(d, d) if isinstance(d, int) else d for d in v.shape or ())
+    return Value(v.name, TensorType(v.dtype, shape))
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_limits_that_are_symbols_are_those_of_the_sizes_of_each_call(op: str) -> None:
+    """A cluster for all sizes holds indices to what the same node of static shapes does, at several sizes."""
+    inputs, attributes, good, bad = OPERATORS[op]
+    width = {"GatherND": 1, "ScatterND": 1}.get(op)  # the columns of an index are no size
+    names = {d: f"s{d}" for v in inputs if v is not None for d in v.shape if d != width}
+    given = [_symbolic(v, names) if v is None or v.name in ("x", "i", "u") else v for v in inputs]
+    result = Value("y", TensorType(F, None))
+    node = Node(op, given, [result], attributes, version=since_version(op, "", latest_opset()))
+    assert has_symbolic_index(node)
+    checks = SymbolicInputChecks(Function.from_graph(Graph(
+        [v for v in given if v is not None], [Value("y", TensorType(F, ("s1",)))],
+        [node.replace(outputs=[Value("y", TensorType(F, ("s1",)))])], opsets={"": latest_opset()}, name="f")),
+        InputChecks())  # fmt: skip
+    at = [v.name for v in inputs if v is not None].index("i")
+    for values, expected in ((good, False), (bad, True)):
+        for value in values:
+            arrays = [np.zeros(v.shape, v.dtype) for v in inputs if v is not None]
+            arrays[at] = np.full(arrays[at].shape, value, arrays[at].dtype)
+            assert checks.violates(arrays) is expected, value
+
+
+def test_limits_that_no_input_tells() -> None:
+    """A dimension of an input itself limits an index, also where its symbols have no sizes; of what is made in the
+    cluster it does where the inputs tell its symbols, and no launch can check what they do not tell."""
+    x, i = Value("x", TensorType(F, ("b*n", 3))), Value("i", TensorType(INT, (2,)))
+    y, w = Value("y", TensorType(F, (2, 3))), Value("w", TensorType(F, ("2*b*n", 3)))
+    direct = Node("Gather", [x, i], [y], {"axis": 0}, version=13)
+    (f, g) = (Function.from_graph(Graph([x, i], [y], nodes, opsets={"": 21}, name="f")) for nodes in (
+        [direct],
+        [Node("Concat", [x, x], [w], {"axis": 0}, version=13),
+         Node("Gather", [w, i], [y], {"axis": 0}, version=13)],
+    ))  # fmt: skip
+    checks = input_checks(f)
+    assert isinstance(checks, SymbolicInputChecks)
+    assert not checks.violates([np.zeros((6, 3), F), np.array([5, -6])])
+    assert checks.violates([np.zeros((5, 3), F), np.array([5, 0])])
+    assert unbound_index([f], {"b": 2, "n": 3}) is None
+    unbound = unbound_index([f, g], {"b": 2, "n": 3})
+    assert unbound is not None
+    assert unbound.inputs[0] is w
+    found = input_checks(g)
+    assert found is not None
+    assert found.violates([np.zeros((6, 3), F), np.array([0, 0])])  # the host's, which knows
+
+
+def test_a_computed_index_is_not_proven_by_a_symbol() -> None:
+    """Of a dimension of which no more is known than that it is 1 at least, only 0 and -1 are positions."""
+    x, ids = Value("x", TensorType(F, ("n", 3))), Value("ids", TensorType(INT, (2,)))
+    nodes = {}
+    for least, most in ((-1, 0), (0, 1)):
+        limits = [_known(f"l{n}", np.array(n, np.int64)) for n in (least, most)]
+        doubled, at = Value("d", TensorType(INT, (2,))), Value("at", TensorType(INT, (2,)))
+        read = Node("Gather", [x, at], [Value("y", TensorType(F, (2, 3)))], {"axis": 0}, version=13)
+        nodes[most] = Graph([x, ids], read.outputs, [
+            Node("Add", [ids, ids], [doubled], version=14), Node("Clip", [doubled, *limits], [at], version=13), read,
+        ], opsets={"": 21})  # type: ignore[arg-type] # fmt: skip
+    assert not unproven_indices(nodes[0])
+    assert {n.op_type for n in unproven_indices(nodes[1])} == {"Gather"}
 
 
 def test_attributes_that_do_not_fit_the_input_leave_the_bounds_open() -> None:

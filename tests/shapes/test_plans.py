@@ -356,11 +356,73 @@ def test_positions_that_are_counted(engine: str) -> None:
     (entry,) = symbolic(m)
     assert "-n + 10 >= 0" in entry.plan.explain().guards
     assert sum(n.op_type == "Gather" for x in entry.plan.launches for n in x.function.body.nodes) == 2
-    checks = [c.bounds for x in entry.plan.launches if x.input_checks is not None for c in x.input_checks.indices]
-    assert all((c.low, c.high) == ((-12,), (11,)) for c in checks)  # the table's; a symbol sets no limit
     long = {"x": rng.random((2, 14, 4), np.float32), "ids": np.zeros((2, 14), np.int64)}
     with pytest.raises(xrt.XRTError):
         m.run(long)
+
+
+def packed() -> onnx.ModelProto:
+    """A GRU over sentences of several lengths, as torch exports its pack_padded_sequence: sorted by their lengths, and
+    put back in order; and the last state of each by its length."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        packed (float[b, n, 3] x, int64[b] lengths) => (float[b, n, 4] y, float[b, 4] last)
+        <int64[1] first = {0}, int64 zero = {0}, int64 one = {1}, int64[1] at = {1}, int64[0] none = {}> {
+          sizes = Shape(lengths)
+          count = Gather<axis = 0>(sizes, zero)
+          k = Unsqueeze(count, first)
+          sorted, order = TopK<axis = -1, largest = 1>(lengths, k)
+          rows = Gather<axis = 0>(x, order)
+          steps = Transpose<perm = [1, 0, 2]>(rows)
+          short = Cast<to = 6>(sorted)
+          all, h = GRU<hidden_size = 4, linear_before_reset = 1>(steps, W, R, B, short)
+          states = Squeeze(all, at)
+          whole = ReduceProd<keepdims = 0>(sizes)
+          places = Range(zero, whole, one)
+          blank = ConstantOfShape<value = int64[1] {0}>(sizes)
+          back = ScatterElements<axis = 0>(blank, order, places)
+          turned = Transpose<perm = [1, 0, 2]>(states)
+          y = Gather<axis = 0>(turned, back)
+          end = Sub(lengths, one)
+          row = Range(zero, count, one)
+          columns = Unsqueeze(end, at)
+          numbers = Unsqueeze(row, at)
+          places2 = Concat<axis = 1>(numbers, columns)
+          last = GatherND(y, places2)
+        }
+    """
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for name, shape in (("W", (1, 12, 3)), ("R", (1, 12, 4)), ("B", (1, 24))):
+        data = rng.standard_normal(shape).astype(np.float32) / 2
+        model.graph.initializer.append(onnx.numpy_helper.from_array(data, name))
+    return model
+
+
+def test_indices_whose_limit_is_a_size_are_checked_at_each_call(engine: str) -> None:
+    """Lengths of sentences are held to the size of each call's input in front of the engine, which has all that reads
+    by them; what exceeds it is the host's to refuse."""
+    m, host = (xrt.XRTModule(packed(), engine=e, **PLAIN) for e in (engine, "host"))  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+
+    def inputs(b: int, n: int, longest: int) -> dict[str, np.ndarray]:
+        lengths = rng.integers(1, longest + 1, b)
+        lengths[0] = longest
+        return {"x": rng.standard_normal((b, n, 3)).astype(np.float32), "lengths": lengths}
+
+    for b, n in ((2, 5), (3, 4), (1, 2), (4, 9)):
+        given = inputs(b, n, n)
+        for mine, want in zip(m.run(given).values(), host.run(given).values(), strict=True):
+            np.testing.assert_allclose(mine, want, rtol=1e-4, atol=1e-6)
+    (entry,) = symbolic(m)
+    ran = {n.op_type for x in entry.plan.launches for n in x.function.body.nodes}
+    if engine == "onnxruntime":  # OpenVINO ignores lengths where sizes vary
+        assert {"Gather", "GRU", "ScatterElements", "Size"} <= ran
+    for n, longest in ((4, 5), (9, 10)):
+        with pytest.raises(xrt.XRTError):
+            m.run(inputs(3, n, longest))
+    given = inputs(3, 10, 10)  # as long as what was refused, in an input that has it
+    np.testing.assert_allclose(run(m, given), run(host, given), rtol=1e-4, atol=1e-6)
 
 
 def test_dimensions_that_differ_after_all_get_another_plan() -> None:

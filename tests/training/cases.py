@@ -63,6 +63,7 @@ def _signal() -> Iterator[Case]:
         )
     yield Case("DFT-17", lambda x: ops.DFT(x, axis=2), (normal(2, 3, 4, 2),), opset=17)
     yield Case("STFT", lambda x, w: ops.STFT(x, np.int64(3), w), (normal(2, 11, 1), positive(4)))
+    yield Case("STFT-real", lambda x, w: ops.STFT(x, np.int64(3), w), (normal(2, 11), positive(4)))
     yield Case("STFT-length", lambda x: ops.STFT(x, np.int64(2), None, np.int64(6)), (normal(1, 9, 1),))
     yield Case("STFT-complex", lambda x: ops.STFT(x, np.int64(2), None, np.int64(5), onesided=0), (normal(2, 9, 2),))
 

@@ -156,6 +156,24 @@ def test_states_are_rounded_at_the_scale_of_one(operator: str) -> None:
     assert not checker.check_results([want + F32(1e-5)], {}).is_right
 
 
+def test_what_is_left_of_constant_rows_less_their_mean_has_the_rounding_of_a_long_sum() -> None:
+    """A wave of one value less its mean is 0 by the host, whose sum is exact by luck; one that is added in eight lanes
+    is off by many steps of the value, and more than that is wrong."""
+    x, mean, y = value("x", (2, 70_000)), value("mean", (2, 1)), value("y", (2, 70_000))
+    f = function([x], [node("ReduceMean", [x], [mean], axes=[-1]), node("Sub", [x, mean], [y])], y)
+    wave = np.repeat(np.array([[0.7], [5.1]], F32), 70_000, axis=1)
+    checker = ResultChecker(f, [wave])
+
+    def in_lanes(x: np.ndarray) -> list[np.ndarray]:
+        lanes = np.add.accumulate(x.reshape(2, -1, 8), axis=1, dtype=F32)[:, -1]
+        return [x - lanes.sum(-1, keepdims=True, dtype=F32) / F32(x.shape[1])]
+
+    (off,) = in_lanes(wave)
+    assert np.abs(off).max() > 1e-5
+    assert checker.check(Call(in_lanes), {}).is_right
+    assert not checker.check(Call(lambda x: [r + F32(1e-2) for r in in_lanes(x)]), {}).is_right
+
+
 def layers(dtype: Any, seed: int, depth: int) -> Function:
     """Dense layers and a Tanh between them, in one dtype."""
     rng = np.random.default_rng(seed)

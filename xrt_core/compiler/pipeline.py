@@ -46,7 +46,7 @@ from xrt_core.passes.sized_graphs import (
 )
 from xrt_core.passes.symbolic_shapes import SymbolicShapes
 from xrt_core.runtime.arrays import has_converter
-from xrt_core.runtime.input_checks import has_symbolic_index
+from xrt_core.runtime.input_checks import has_symbolic_index, unbound_index
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 from xrt_core.runtime.plan_cache import MAX_VARIANTS, PlanCache
 from xrt_core.runtime.scheduler import independent_lanes
@@ -271,8 +271,13 @@ class Pipeline:
         """Raise NotSymbolic if nodes are on the host for their shapes alone: an engine takes them with those of the
         first call. Nodes that compute on shapes do not count, nor small ones that are not worth a launch, nor those
         that read by indices which the host must check, nor those whose shapes only a call tells, with what follows
-        them; nor all of them where the host takes next to no time for them."""
+        them; nor all of them where the host takes next to no time for them. Or if no launch could check an index of
+        its, as the shapes of its inputs do not tell its limit."""
         assert optimised.symbolic is not None
+        found = (n.attributes["function"] for n in partitioned.graph.nodes if is_launch(n))
+        node = unbound_index([f for f in found if isinstance(f, Function)], optimised.symbolic.sizes)
+        if node is not None:
+            raise NotSymbolic(f"{node.operator} {node.name!r}: no input of its launch tells the limit of its indices")
         passed = (is_launch, is_converter, is_shape_arithmetic, is_late, depends_on_data, has_symbolic_index)
         left = {n.outputs for n in partitioned.graph.nodes if not any(p(n) for p in passed)}
         if not left:

@@ -21,7 +21,7 @@ from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, devices_of
 from xrt_core.passes.shape_specialization import is_late
 from xrt_core.passes.sized_graphs import node_at
-from xrt_core.runtime.input_checks import Within, has_symbolic_index, is_within
+from xrt_core.runtime.input_checks import Within, has_symbolic_index, is_unlimited, is_within
 
 if TYPE_CHECKING:
     from xrt_core.guard.capability import Answers
@@ -51,6 +51,7 @@ class EngineSupport:
             unproven=self._unproven(graph, () if symbolic is None else symbolic.within),
             lowered=self._lowered,
             tried=self._guard is not None,
+            checked=self._phase == "inference",
             symbolic=symbolic,
         )
         any_open = any(engine.open_shapes for engine, _ in self._engines)
@@ -181,6 +182,7 @@ def _refusal(
     unproven: frozenset[Node],
     lowered: bool,
     tried: bool,
+    checked: bool,
     symbolic: SymbolicShapes | None = None,
     open_shapes: bool = False,
 ) -> Support | None:
@@ -195,7 +197,9 @@ def _refusal(
         return Support.no("its index is computed, and may be out of range for all that is known: the host checks it")
     if symbolic is not None:
         for n in (node, *nodes_within(node)) if node.attributes else (node,):
-            if has_symbolic_index(n) and not is_within(n, symbolic.within):
+            # in bodies sizes may be others than the inputs of a launch tell, which checks its indices in inference
+            is_open = is_unlimited(n) if checked and n is node else has_symbolic_index(n)
+            if is_open and not is_within(n, symbolic.within):
                 return Support.no(f"the limit of its indices differs between calls: the host checks them{_so(node)}")
     return why_on_host(node, symbolic is not None, open_shapes)
 

@@ -19,7 +19,7 @@ from xrt_core.ir.op_traits import index_input
 from xrt_core.kernels import find_kernel
 from xrt_core.runtime.arrays import Converter, to_host, to_numpy
 from xrt_core.runtime.control_flow import conditions, control_step
-from xrt_core.runtime.input_checks import index_bounds
+from xrt_core.runtime.input_checks import has_symbolic_index, index_bounds
 from xrt_core.runtime.memory_planner import is_view
 from xrt_core.runtime.plan import HOST, Call, Lowered, Plan, Scope, make_plan
 
@@ -113,13 +113,16 @@ class HostPlace:
 def _checked(node: Node, call: HostKernel) -> HostKernel:
     """A host step that raises ExecutionError for indices out of range; `call` where it has none, or no known range."""
     i = index_input(node)
-    bounds = None if i is None else index_bounds(node)
-    if i is None or bounds is None:
+    fixed = None if i is None else index_bounds(node)
+    varies = i is not None and has_symbolic_index(node)
+    if i is None or (fixed is None and not varies):
         return call
 
     def checked(arrays: Sequence[Any]) -> tuple[Any, ...]:
-        given = arrays[i] if i < len(arrays) else None
-        if given is not None and not bounds.are_met(to_numpy(given)):
+        given, bounds = arrays[i] if i < len(arrays) else None, fixed
+        if varies:
+            bounds = index_bounds(node, lambda v, axis: arrays[node.inputs.index(v)].shape[axis])
+        if given is not None and bounds is not None and not bounds.are_met(to_numpy(given)):
             raise ExecutionError(
                 f"node {node.name!r}: {node.operator}: input {i} has an index that is out of range: they go from "
                 f"{list(bounds.low)} to {list(bounds.high)}"

@@ -70,8 +70,13 @@ def dft(ctx: OpContext, x: Any, length: Any = None, axis: Any = None) -> Any:
 
 @kernel("STFT", static=(1, 3))
 def stft(ctx: OpContext, x: Any, step: Any, window: Any = None, length: Any = None) -> Any:
-    """STFT of (batch, signal, 1 or 2): (batch, frames, bins, 2); without a window the frames are rectangular."""
+    """STFT of (batch, signal, 1 or 2): (batch, frames, bins, 2); without a window the frames are rectangular.
+
+    A signal (batch, signal) is real, as torch's exporters write it.
+    """
     xp = ctx.xp
+    if x.ndim == 2:
+        x = x[..., None]
     if length is not None:
         size = _scalar(length)
     else:

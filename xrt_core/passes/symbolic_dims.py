@@ -121,11 +121,13 @@ def _slice_dims(s: KnownElements, node: Node) -> Dims | None:
 
 
 def _sliced(s: KnownElements, d: Expr | None, start: Expr | None, end: Expr | None, step: int) -> Expr | None:
-    if d is None or start is None or end is None or step < 1:
+    if d is None or start is None or end is None or not step:
         return None
     first, last = start.constant, end.constant
     if first is not None and first < 0:
         start = d + first
+    if step < 0:
+        return _sliced_backwards(s, d, start, end, step)
     if last is not None and last >= _END:
         end = d
     elif last is not None and last < 0:
@@ -138,6 +140,18 @@ def _sliced(s: KnownElements, d: Expr | None, start: Expr | None, end: Expr | No
         return None
     length = end - start
     return length if step == 1 else (length + step - 1) // step
+
+
+def _sliced_backwards(s: KnownElements, d: Expr, start: Expr, end: Expr, step: int) -> Expr | None:
+    """From the element `start`, or the last one, down to the one behind `end`, or the first."""
+    last = end.constant
+    if last is not None and last < 0:
+        end = Expr.of(-1) if last <= -_END else d + last
+    if is_least(s, d - 1, start) or not s.holds(d - 1 - start):
+        if not s.holds(start - d + 1):
+            return None
+        start = d - 1
+    return (start - end - step - 1) // -step if s.holds(end + 1) and s.holds(start - end) else None
 
 
 def _concat_dims(s: KnownElements, node: Node) -> Dims | None:
@@ -313,6 +327,24 @@ def _global_pool_dims(s: KnownElements, node: Node) -> Dims | None:
     return None if x is None else [*x[:2], *[Expr.of(1)] * (len(x) - 2)]
 
 
+def _one_hot_dims(s: KnownElements, node: Node) -> Dims | None:
+    index, depth, axis = dims_of(node.inputs[0]), s.elements(node.inputs[1]), node.attributes.get("axis", -1)
+    if index is None or not isinstance(axis, int):
+        return None
+    at = axis % (len(index) + 1)
+    return [*index[:at], None if depth is None or depth.size != 1 else depth.item(), *index[at:]]
+
+
+def _stft_dims(s: KnownElements, node: Node) -> Dims | None:
+    signal, step, length = dims_of(node.inputs[0]), constants(s, node, 1), constants(s, node, 3)
+    window = dims_of(node.inputs[2]) if len(node.inputs) > 2 else None
+    size = Expr.of(length[0]) if length else window[0] if window else None
+    if signal is None or signal[1] is None or not step or size is None or not s.holds(signal[1] - size):
+        return None
+    bins = size // 2 + 1 if node.attributes.get("onesided", 1) else size
+    return [signal[0], (signal[1] - size) // step[0] + 1, bins, Expr.of(2)]
+
+
 _BROADCASTING: Final = (
     "Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And",
     "Or", "Xor", "Max", "Min", "Mod", "PRelu", "Sum", "Mean",
@@ -334,11 +366,13 @@ SHAPE_RULES: Final[Mapping[str, Callable[[KnownElements, Node], Dims | None]]] =
         "GlobalAveragePool": _global_pool_dims,
         "GlobalMaxPool": _global_pool_dims,
         "LpPool": _window_dims,
+        "OneHot": _one_hot_dims,
         "Pad": _pad_dims,
         "QLinearConv": _window_dims,
         "Range": _range_dims,
         "Reshape": _reshape_dims,
         "Resize": _resize_dims,
+        "STFT": _stft_dims,
         "Slice": _slice_dims,
         "SpaceToDepth": _blocks_dims,
         "Tile": _tile_dims,

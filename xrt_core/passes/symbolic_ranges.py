@@ -48,7 +48,7 @@ def _interval(s: KnownRanges, node: Node) -> Interval | None:
     rule = _RULES.get(node.op_type)
     if rule is not None:
         return rule(s, node)
-    return s.interval(node.inputs[0]) if _is_of_first(node) else None
+    return s.interval(node.inputs[0]) if node.op_type in _TAKEN or _is_of_first(node) else None
 
 
 def _of_all(combine: Callable[..., Interval | None]) -> _Rule:
@@ -130,10 +130,31 @@ def _selected(s: KnownRanges, node: Node) -> Interval | None:
     return None if a is None or b is None else _any_of(s, a, b)
 
 
+def _scattered(s: KnownRanges, node: Node) -> Interval | None:
+    """Of the elements that are there, and of those that take their places."""
+    kept, taken = s.interval(node.inputs[0]), s.interval(node.inputs[2])
+    if kept is None or taken is None or node.attributes.get("reduction", "none") not in ("none", "max", "min"):
+        return None
+    return _any_of(s, kept, taken)
+
+
+def _filled(s: KnownRanges, node: Node) -> Interval | None:
+    value = node.attributes.get("value")
+    if value is None:
+        return None
+    number = Expr.of(int(np.asarray(value).reshape(-1)[0]))
+    return number, number
+
+
+def positions(s: KnownRanges, node: Node) -> Interval | None:
+    """The range of the positions that are a TopK's second result."""
+    return _along_axis(s, node) if node.op_type == "TopK" and not node.domain else None
+
+
 def _along_axis(s: KnownRanges, node: Node) -> Interval | None:
     """The range of positions along an axis, or of sums of what is not negative."""
     sums, dims = node.op_type == "CumSum", s.dims(node.inputs[0])
-    given = constants(s, node, 1) if sums else [node.attributes.get("axis", 0)]
+    given = constants(s, node, 1) if sums else [node.attributes.get("axis", -1 if node.op_type == "TopK" else 0)]
     at = given[0] if given else None
     size = dims[at] if dims is not None and isinstance(at, int) and -len(dims) <= at < len(dims) else None
     if size is None or not sums:
@@ -159,14 +180,20 @@ _RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
         "Clip": _clipped,
         "Where": _selected,
         "Concat": _of_all(_any_of),
+        "ConstantOfShape": _filled,
+        **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND"), _scattered),
         **dict.fromkeys(("ArgMax", "ArgMin", "CumSum"), _along_axis),
     }
 )
 
 
 def _is_of_first(node: Node) -> bool:
-    """Whether all elements of a result are the first input's."""
+    """Whether all elements of a result are the first input's, in the same columns where its last axis is as long."""
     return node.op_type == "Cast" or (traits_of(node).view and node.op_type != "BitCast")
+
+
+_TAKEN: Final = frozenset(("Compress", "Gather", "GatherElements", "GatherND", "ReverseSequence", "Tile"))
+"""Operators whose results are elements of the first input, in other columns."""
 
 
 def result_columns(s: KnownRanges, node: Node, result: TensorType) -> tuple[Interval | None, ...] | None:

@@ -18,12 +18,13 @@ import numpy as np
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.op_traits import indexed_axes
+from xrt_core.ir.schema import since_version
 from xrt_core.ir.symbols import Bounds, Expr, Symbol, expression
 from xrt_core.ir.types import Dim, Shape, TensorType, ValueType
 from xrt_core.passes.size_ratios import FOLLOWED, MOST, Ratio
 from xrt_core.passes.symbolic_dims import RULES_OF_ALL_OUTPUTS, SHAPE_RULES, Dims
 from xrt_core.passes.symbolic_elements import ELEMENT_RULES, MOST_ELEMENTS, RATIO_RULES, Elements, dims_of, objects
-from xrt_core.passes.symbolic_ranges import MOST_COLUMNS, Interval, result_columns, result_interval
+from xrt_core.passes.symbolic_ranges import MOST_COLUMNS, Interval, positions, result_columns, result_interval
 
 _INTEGERS: Final = (np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_))
 
@@ -44,6 +45,7 @@ class SymbolicShapes:
         self._ranges: dict[Value, Interval] = {}
         self._ratios: dict[Value, np.ndarray] = {}
         self._columns: dict[Value, tuple[Interval | None, ...]] = {}
+        self._copied: dict[Value, Value] = {}  # results that have an input's elements, which later passes may replace
         self.within: set[tuple[Value, tuple[Dim, ...]]] = set()
         self.guards: dict[Expr, None] = {}
 
@@ -82,6 +84,8 @@ class SymbolicShapes:
         """Note what a node makes of known elements. Returns the array where all of them are numbers."""
         if node.op_type == "Split" and not node.domain:
             self._follow_parts(node, types)
+        if len(node.outputs) == 2 and node.outputs[1] is not None and (places := positions(self, node)) is not None:
+            self._ranges[node.outputs[1]] = places
         if len(node.outputs) != 1 or node.outputs[0] is None or node.domain:
             return None
         t = types[0]
@@ -91,6 +95,8 @@ class SymbolicShapes:
                 self._ranges[node.outputs[0]] = interval
             if (columns := result_columns(self, node, t)) is not None:
                 self._columns[node.outputs[0]] = columns
+            if node.op_type in ("Cast", "Identity") and (source := node.inputs[0]) is not None and source.type == t:
+                self._copied[node.outputs[0]] = source
         if not isinstance(t, TensorType) or t.dtype is None:
             return None
         rule, known = ELEMENT_RULES.get(node.op_type), self._known
@@ -126,9 +132,12 @@ class SymbolicShapes:
 
     def simplified(self, node: Node, types: Sequence[ValueType | None], before: Iterable[Node] = ()) -> Node | Value:
         """A Reshape whose shape is a constant, if one is as good; the input, for an Expand that changes nothing; for a
-        quotient of sizes the value that has it, if a node has made it `before` in this graph or body."""
+        quotient of sizes the value that has it, and for the product of a shape the Size of what has it, if a node has
+        made it `before` in this graph or body."""
         if node.op_type == "Div" and not node.domain:
             return self._with_quotient(node, types[0], before) or node
+        if node.op_type == "ReduceProd" and not node.domain:
+            return _as_size(node, before) or node
         if node.domain or node.op_type not in ("Reshape", "Expand") or len(node.inputs) != 2:
             return node
         x, target = node.inputs
@@ -244,7 +253,7 @@ class SymbolicShapes:
 
     @property
     def _state(self) -> tuple[Any, ...]:
-        return self._known, self._ranges, self._ratios, self._columns, self.within, self.guards
+        return self._known, self._ranges, self._ratios, self._columns, self._copied, self.within, self.guards
 
     def _note_index(self, node: Node) -> None:
         """Note whether the computed index of a node stays within its dimensions, as in the first call."""
@@ -269,7 +278,10 @@ class SymbolicShapes:
         if all(map(self._may_hold, bounds)):  # all or none: a guard that proves nothing would only exclude calls
             for e in bounds:
                 self.holds(e)
-            self.within.add((index, dims))
+            same: Value | None = index
+            while same is not None:
+                self.within.add((same, dims))
+                same = self._copied.get(same)
 
     def bounds(self, e: Expr) -> Bounds:
         """The least and the greatest value of an expression, None where no limit is known."""
@@ -318,3 +330,17 @@ def _without_zeros(t: ValueType | None) -> ValueType | None:
     if not isinstance(t, TensorType) or t.shape is None or 0 not in t.shape:
         return t
     return TensorType(t.dtype, tuple(None if d == 0 else d for d in t.shape))
+
+
+def _as_size(node: Node, before: Iterable[Node]) -> Node | None:
+    """The Size of the value whose whole shape a ReduceProd multiplies: engines do not multiply integers that they know
+    nothing of in all their bits."""
+    shape, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    if axes is not None or "axes" in node.attributes or node.attributes.get("keepdims", 1):
+        return None
+    for n in before:
+        x = n.inputs[0] if n.op_type == "Shape" and not n.domain and shape in n.outputs else None
+        if x is not None and not n.attributes:
+            version = since_version("Size", "", n.version)
+            return Node("Size", [x], node.outputs, version=version, name=node.name, annotations=node.annotations)
+    return None

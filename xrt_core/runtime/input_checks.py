@@ -9,23 +9,26 @@ Bounds are those of the index inputs of the Function's nodes, carried back to it
 elements or cast them, to those columns alone that become an index (the first one of regions, say). Where a path mixes
 columns of different bounds, the narrowest holds: a call too many for the host is right, one too few is not. A node
 whose index is computed from other data is not offered to engines in inference, unless the range of what computes it
-lies within the bounds (`unproven_indices`).
+lies within the bounds (`unproven_indices`). Where the size that limits an index differs between calls, the bounds are
+those of the sizes of each call (`SymbolicInputChecks`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from xrt_core.errors import InputError
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
 from xrt_core.ir.op_traits import index_input, indexed_axes, scale_inputs, traits_of
+from xrt_core.ir.symbols import Declared, shape_for, size_of
 from xrt_core.ir.types import Dim
 from xrt_core.runtime.arrays import to_numpy
 
@@ -33,6 +36,7 @@ _FEW: Final = 1 << 16  # elements
 _HANDFUL: Final = 32  # elements, of which Python finds the least in a tenth of the time that NumPy takes
 _FREE: Final = (int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max))
 """The bounds of a column that is no index."""
+_MOST_SIZES: Final = 4096  # of which the checks are kept
 _MOST_COLUMNS: Final = 64  # that are held to bounds of their own
 _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
 """Moving operators whose results have elements of other inputs than the first."""
@@ -40,6 +44,8 @@ _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 
 
 Within = Collection[tuple["Value | None", tuple[Dim, ...]]]
 """Indices, each with the dimensions within which its elements, or those of its columns, lie."""
+SizeOf = Callable[[Value, int], "int | None"]
+"""The size of a value along an axis; None where there is none to tell."""
 
 
 class Bounds(Struct, frozen=True):
@@ -119,30 +125,125 @@ class InputChecks(Struct, frozen=True):
         return False
 
 
-def input_checks(function: Function, *, finite: bool = False) -> InputChecks | None:
+class SymbolicInputChecks:
+    """What is checked at each call of a cluster whose indices have limits that differ between calls: `InputChecks` for
+    the sizes of each, which are kept. fixed: what is checked whatever the sizes are."""
+
+    __slots__ = ("_declared", "_function", "_known", "_origins", "fixed")
+
+    def __init__(self, function: Function, fixed: InputChecks) -> None:
+        self.fixed = fixed
+        self._function = function
+        self._declared = Declared(tuple(p.name for p in function.params), tuple(p.dims for p in function.params), {})
+        self._origins = _origins(function.body)
+        self._known: dict[tuple[Any, ...], InputChecks] = {}
+
+    def violates(self, arrays: Sequence[Any]) -> bool:
+        """As that of `InputChecks`. Takes a microsecond more, and for new sizes as long as to look at all nodes."""
+        key = tuple([a.shape for a in arrays])
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_SIZES:
+                self._known.clear()
+            found = self._known[key] = self._at(key)
+        return found.violates(arrays)
+
+    def unbound(self, shapes: Sequence[Sequence[int]]) -> Node | None:
+        """A node whose index has a limit that the shapes of the cluster's inputs, which are like these, do not tell;
+        None for none."""
+        try:
+            self._indices(shapes)
+        except _UnboundError as e:
+            return e.node
+        except InputError:  # of shapes that are not known themselves
+            return None
+        return None
+
+    def _at(self, shapes: Sequence[Sequence[int]]) -> InputChecks:
+        try:
+            indices, never = self._indices(shapes)
+        except (_UnboundError, InputError):  # sizes that the cluster does not take: the host says what is wrong
+            indices, never = (), True
+        return replace(self.fixed, indices=indices, never=never or self.fixed.never)
+
+    def _indices(self, shapes: Sequence[Sequence[int]]) -> tuple[tuple[IndexCheck, ...], bool]:
+        sizes = self._declared.bind(shapes)
+        params = zip(self._function.params, shapes, strict=True)
+        given = {d: n for p, shape in params for d, n in zip(p.dims, shape, strict=True)}
+
+        def size(v: Value, axis: int) -> int | None:
+            dim = None if v.shape is None else v.shape[axis]
+            if not isinstance(dim, str):
+                return dim
+            found = given.get(dim)
+            if found is None and (found := size_of(dim, sizes)) is None:
+                raise _UnboundError
+            return found
+
+        return index_checks(self._function, size, self._origins)
+
+
+class _UnboundError(Exception):
+    """The size of a symbolic dimension is not known. node: whose index it limits."""
+
+    node: Node | None = None
+
+
+def input_checks(function: Function, *, finite: bool = False) -> InputChecks | SymbolicInputChecks | None:
     """The checks of a Function's inputs; None where there is nothing to check.
 
     finite: whether floating parameters must be finite (the verdict says that the engine is right for those only).
     """
-    indices, never = index_checks(function)
+    varies = function.is_symbolic and _has_varying_limit(function.body)
+    indices, never = ((), False) if varies else index_checks(function)
     scales, senseless = scale_checks(function)
     floats = tuple(i for i, p in enumerate(function.params) if finite and _is_float(p.dtype) and i not in scales)
-    if not (indices or scales or floats or never or senseless):
+    if not (varies or indices or scales or floats or never or senseless):
         return None
-    return InputChecks(indices, never or senseless, floats, scales)
+    found = InputChecks(indices, never or senseless, floats, scales)
+    return SymbolicInputChecks(function, found) if varies else found
 
 
-def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
-    """The range of each parameter that is an index, and whether a constant index of the Function is out of range."""
-    origins = _origins(function.body)
+def _has_varying_limit(body: Graph) -> bool:
+    origins = _origins(body)
+    reads = [n for n in every_node(body) if has_symbolic_index(n)]
+    return any(_is_given(n.inputs[index_input(n)], origins) for n in reads)  # type: ignore[index, arg-type]
+
+
+def unbound_index(functions: Iterable[Function], sizes: Mapping[str, int]) -> Node | None:
+    """A node of these Functions whose index no launch can check: the shapes of the Function's inputs do not tell its
+    limit, for these sizes of symbols as for others. None for none."""
+    for f in functions:
+        checks = input_checks(f)
+        if isinstance(checks, SymbolicInputChecks):
+            shapes = [[n for n in shape_for(p.dims, sizes) if n is not None] for p in f.params]
+            if (found := checks.unbound(shapes)) is not None:
+                return found
+    return None
+
+
+def index_checks(
+    function: Function, size: SizeOf | None = None, origins: Origins | None = None
+) -> tuple[tuple[IndexCheck, ...], bool]:
+    """The range of each parameter that is an index, and whether a constant index of the Function is out of range.
+
+    size: as for `index_bounds`. origins: those of the Function's body, if the caller has them.
+    """
+    origins = _origins(function.body) if origins is None else origins
     params = {v: i for i, v in enumerate(function.body.inputs)}
     found: dict[IndexCheck, None] = {}
     never = False
     for node in every_node(function.body):
         position = index_input(node)
         value = node.inputs[position] if position is not None and position < len(node.inputs) else None
-        bounds = None if value is None else index_bounds(node)
-        if value is None or bounds is None:
+        if value is None or (size is not None and not _is_given(value, origins)):
+            continue
+        try:
+            bounds = index_bounds(node, size)
+        except _UnboundError as e:
+            e.node = node
+            raise
+        if bounds is None:
             continue
         work = [(value, bounds)]
         seen: set[tuple[Value, Bounds]] = set()
@@ -158,6 +259,19 @@ def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
             else:
                 work.extend(_sources(origins.get(v), v, wanted))
     return tuple(found), never
+
+
+def _is_given(value: Value, origins: Origins) -> bool:
+    """Whether elements of a value are those of an input, or of a constant."""
+    work, seen = [value], set[Value]()
+    while work:
+        v = work.pop()
+        if v not in origins:
+            return True
+        if v not in seen:
+            seen.add(v)
+            work.extend(x for x, _ in _sources(origins[v], v, Bounds((0,), (0,))))
+    return False
 
 
 def scale_checks(function: Function) -> tuple[tuple[int, ...], bool]:
@@ -199,7 +313,7 @@ def unproven_indices(graph: Graph, within: Within = ()) -> frozenset[Node]:
 def _is_proven(node: Node, origins: Origins, within: Within) -> bool:
     position = index_input(node)
     value = node.inputs[position] if position is not None and position < len(node.inputs) else None
-    bounds = None if value is None else index_bounds(node)
+    bounds = None if value is None else index_bounds(node, _least_size)
     if value is None or bounds is None or is_within(node, within):
         return True
     work, seen = [(value, bounds)], set()
@@ -368,6 +482,8 @@ def _before(node: Node, result: Value, wanted: Bounds) -> list[tuple[Value, Boun
             return []
         low, high = (tuple(min(max(b, limits.min), limits.max) for b in ends) for ends in (wanted.low, wanted.high))
         return [(source, replace(wanted, low=low, high=high))]
+    if node.op_type == "TopK" and result is node.outputs[0] and not node.domain:
+        return [] if node.inputs[0] is None else [(node.inputs[0], wanted.narrowed())]
     if not traits.moves_elements:
         return []
     columns = None if wanted.ignored is not None else _columns(node, result)
@@ -433,63 +549,86 @@ def _of_columns(columns: Sequence[tuple[Value, int]], wanted: Bounds) -> list[tu
     return made
 
 
-def index_bounds(node: Node) -> Bounds | None:
+def index_bounds(node: Node, size: SizeOf | None = None) -> Bounds | None:
     """The range of the node's index input; None where sizes are unknown, there is no limit, or the node is at fault.
 
-    Symbolic dimensions set no limit: `has_symbolic_index` has what is for them.
+    size: tells sizes; by default those of static dimensions.
     """
     if node_fault(node) is not None:
         return None
+    size = size or _static_size
     axes = indexed_axes(node)
     if axes is not None:
-        return _along(node, axes)
-    op, x = node.op_type, _dims(node, 0)
-    if op == "RoiAlign":
-        images = node.inputs[0].shape[0] if node.inputs[0] is not None and node.inputs[0].shape else None
-        return Bounds((0,), (images - 1,)) if isinstance(images, int) else None
-    if not x:
+        return _along(node, axes, size)
+    op, x = node.op_type, node.inputs[0]
+    if x is None or not x.shape:
         return None
+    if op == "RoiAlign":
+        images = size(x, 0)
+        return None if images is None else Bounds((0,), (images - 1,))
     if op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
-        ignored = node.attributes.get("ignore_index")
-        return Bounds((0,), (x[1] - 1,), ignored if isinstance(ignored, int) else None) if len(x) > 1 else None
-    high = _highest(node, x)
+        classes, ignored = size(x, 1) if len(x.shape) > 1 else None, node.attributes.get("ignore_index")
+        if classes is None:
+            return None
+        return Bounds((0,), (classes - 1,), ignored if isinstance(ignored, int) else None)
+    high = _highest(node, x, size)
     return None if high is None else Bounds((0,), (high,))
 
 
-def _highest(node: Node, x: tuple[int, ...]) -> int | None:
+def _static_size(v: Value, axis: int) -> int | None:
+    d = None if v.shape is None else v.shape[axis]
+    return d if isinstance(d, int) else None
+
+
+def _least_size(v: Value, axis: int) -> int | None:
+    """All that is known of a symbolic dimension is that it is 1 at least."""
+    d = None if v.shape is None else v.shape[axis]
+    return 1 if isinstance(d, str) else d
+
+
+def _highest(node: Node, x: Value, size: SizeOf) -> int | None:
     """The largest allowed index, or length, of an operator whose least is 0."""
-    op = node.op_type
+    op, rank = node.op_type, len(x.shape or ())
+    other = node.inputs[1] if len(node.inputs) > 1 else None
+    others = len(other.shape or ()) if other is not None else 0
     if op == "ReverseSequence":
         time = node.attributes.get("time_axis", 0)
-        return x[time] if isinstance(time, int) and time < len(x) else None
+        return size(x, time) if isinstance(time, int) and time < rank else None
     if op in ("GRU", "LSTM", "RNN"):
-        return x[1 if node.attributes.get("layout", 0) else 0]
+        return size(x, 1 if node.attributes.get("layout", 0) else 0)
     if op == "ArrayFeatureExtractor":
-        return x[-1] - 1
+        return _less(size(x, -1), 1)
     if op == "RotaryEmbedding":
-        caches = _dims(node, 1)
-        return caches[0] - 1 if caches else None
+        return _less(size(other, 0), 1) if other is not None and others else None
     if op == "Attention":
-        keys = _dims(node, 1)
-        return keys[-2] if len(keys) > 2 else None
+        return size(other, -2) if other is not None and others > 2 else None
     if op == "TensorScatter":
-        axis, update = node.attributes.get("axis", -2), _dims(node, 1)
+        axis = node.attributes.get("axis", -2)
         assert isinstance(axis, int)
         if node.attributes.get("mode", "linear") == "circular":
             return int(np.iinfo(np.int64).max)
-        return x[axis] - update[axis] if len(update) == len(x) else None
+        if other is None or others != rank:
+            return None
+        if size is _least_size and isinstance(other.shape[axis], str):  # type: ignore[index]
+            return -1  # the cache may be as long as what is written: nothing is known to fit
+        return _less(size(x, axis), size(other, axis))
     if op == "MaxUnpool":
-        return _unpooled(node, x) - 1
+        if size is _least_size and not x.is_static:
+            return -1
+        dims = [size(x, a) for a in range(rank)]
+        return None if None in dims else _unpooled(node, dims) - 1  # type: ignore[arg-type]
     return None
 
 
-def _along(node: Node, axes: Sequence[int], of_symbols: int | None = None) -> Bounds | None:
-    """The range of indices along axes, one or each column's. of_symbols: the size that symbolic dimensions have."""
+def _less(size: int | None, by: int | None) -> int | None:
+    return None if size is None or by is None else size - by
+
+
+def _along(node: Node, axes: Sequence[int], size: SizeOf) -> Bounds | None:
+    """The range of indices along axes, one or each column's."""
     x = node.inputs[0]
     assert x is not None
-    assert x.shape is not None
-    dims = [x.shape[a] for a in axes]
-    sizes = [of_symbols if isinstance(d, str) else d for d in dims]
+    sizes = [size(x, a) for a in axes]
     ranges = [_FREE if d is None else (-d, d - 1) for d in sizes]
     if all(r == _FREE for r in ranges):
         return None
@@ -504,25 +643,27 @@ def is_within(node: Node, within: Within) -> bool:
 
 
 def has_symbolic_index(node: Node) -> bool:
-    """Whether the limit of the node's indices differs between calls, so that no launch can check them."""
-    x, at = node.inputs[0] if node.inputs else None, index_input(node)
-    if at is None or x is None or x.shape is None or not any(isinstance(d, str) for d in x.shape):
+    """Whether the limit of the node's indices differs between calls."""
+    at, x = index_input(node), node.inputs[0] if node.inputs else None
+    if at is None or x is None or at >= len(node.inputs) or node.inputs[at] is None:  # lengths may be left out
         return False
-    if at >= len(node.inputs) or node.inputs[at] is None:  # the lengths of an LSTM may be left out
-        return False
-    if node.op_type == "RoiAlign":
-        return not isinstance(x.shape[0], int)
-    axes = indexed_axes(node)
-    if axes is None:
-        return True
-    if all(isinstance(x.shape[a], int) for a in axes):
-        return False
-    index = node.inputs[at]
-    least = _along(node, axes, 1)  # all that is known of a symbolic dimension is that it is 1 at least
-    return index is None or index.data is None or least is None or not least.are_met(index.data)
+    is_symbolic = False
+
+    def size(v: Value, axis: int) -> int | None:
+        nonlocal is_symbolic
+        is_symbolic |= isinstance(v.shape[axis], str) if v.shape else False
+        return _least_size(v, axis)
+
+    bounds = index_bounds(node, size)
+    return is_symbolic or (bounds is None and any(isinstance(d, str) for d in x.shape or ()))
 
 
-def _unpooled(node: Node, x: tuple[int, ...]) -> int:
+def is_unlimited(node: Node) -> bool:
+    """Whether the limit of the node's indices differs between calls, and there is no telling it from sizes."""
+    return has_symbolic_index(node) and index_bounds(node, _least_size) is None
+
+
+def _unpooled(node: Node, x: Sequence[int]) -> int:
     """Elements of the array whose pooling MaxUnpool undoes."""
     rank = len(x) - 2
     kernel: Any = node.attributes["kernel_shape"]

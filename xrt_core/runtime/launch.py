@@ -34,7 +34,7 @@ from xrt_core.ir.symbols import Declared, shape_for
 from xrt_core.runtime.arrays import family_of, to_numpy
 
 if TYPE_CHECKING:
-    from xrt_core.runtime.input_checks import InputChecks
+    from xrt_core.runtime.input_checks import InputChecks, SymbolicInputChecks
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -103,7 +103,7 @@ class Launch:
         self.enter: HostRun | None = None
         self._check = LaunchCheck(function, engine, reads=reads)
         self._check_at = self._check.at if function.is_symbolic else None
-        self.input_checks = _index_checks(function)
+        self.input_checks: InputChecks | SymbolicInputChecks | None = _index_checks(function)
         self._direct: Executable | None = None  # the engine's own object, once it has run
         self._checked: HostRun | None = None  # its runs with all that is checked, where shapes are static
         self.ahead = False
@@ -272,7 +272,7 @@ class DeviceLaunch(Launch):
         return self.fall_back(arrays, failure)
 
 
-def _index_checks(function: Function) -> InputChecks | None:
+def _index_checks(function: Function) -> InputChecks | SymbolicInputChecks | None:
     if not any(has_checked_input(n) or (n.attributes and n.subgraphs) for n in function.body.nodes):
         return None
     from xrt_core.runtime.input_checks import input_checks

@@ -25,7 +25,7 @@ from xrt_core.runtime.arrays import to_numpy
 from xrt_core.training.gradient_context import describe
 
 if TYPE_CHECKING:
-    from xrt_core.runtime.input_checks import Bounds, InputChecks
+    from xrt_core.runtime.input_checks import Bounds, InputChecks, SymbolicInputChecks
 
 _FEW: Final = 256  # up to so many elements Python's min and max take less than NumPy's reductions
 
@@ -106,11 +106,13 @@ def _ends(array: np.ndarray) -> tuple[int, int]:
     return int(array.min()), int(array.max())
 
 
-def without_checked(checks: InputChecks | None, inputs: Sequence[int], ranges: Sequence[IndexRange]) -> Any:
+def without_checked(
+    checks: InputChecks | SymbolicInputChecks | None, inputs: Sequence[int], ranges: Sequence[IndexRange]
+) -> Any:
     """The checks of a launch that reads the step's inputs `inputs`, in which NumPy arrays that `ranges` bound count as
     checked."""
-    if checks is None:
-        return None
+    if checks is None or not isinstance(checks, msgspec.Struct):  # where sizes vary each call has its own
+        return checks
     by_input = [(i, [r for r in ranges if r.input == at]) for i, at in enumerate(inputs)]
     covered = {i for i, own in by_input if own}
     for c in checks.indices:

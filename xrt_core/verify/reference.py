@@ -131,8 +131,8 @@ def run_rounded(
 
     What that makes of a result is what another order of the same operations may make of it, also where the inputs are
     whole numbers or constant rows. What interpolates (Resize) does so at places that are off by rounding steps of
-    float32, in which libraries compute them; what normalises by its own mean has one that is off by as much as a sum is
-    that is made one term after the other. What jumps (`is_discontinuous`), and what draws random numbers, is
+    float32, in which libraries compute them; a sum, and the mean of what normalises by its own, is off by as much as
+    one that is made one term after the other. What jumps (`is_discontinuous`), and what draws random numbers, is
     computed from what was not moved. Takes the time of one run more. Raises XRTError if the host fails.
     """
     body = function.body
@@ -147,7 +147,7 @@ def run_rounded(
             if not stays and not is_exact(node):
                 results = _interpolated_elsewhere(node, values, results, rng, steps)
                 results = _moved_by_mean(node, values, results, rng, steps)
-                results = [_off(r, rng, steps) for r in results]
+                results = [_off(r, rng, steps * max(1.0, _terms(node, values, results) * _OF_A_TERM)) for r in results]
             values.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
         plain.update((v, r) for v, r in zip(node.outputs, exact, strict=False) if v is not None)
         for v in last.get(i, ()):
@@ -195,6 +195,16 @@ def _moved_by_mean(
             return results
         moved = np.where(np.isfinite(moved), moved, 0)  # an infinity is no rounding
         return [(results[0] + moved).astype(results[0].dtype), *results[1:]]
+
+
+def _terms(node: Node, values: Mapping[Value, Any], results: Sequence[Any]) -> int:
+    """Of how many terms each element of a sum's result is made; 0 of other operators."""
+    if not traits_of(node).sums:
+        return 0
+    summed = node.inputs[1 if node.op_type.endswith("Loss") else 0]
+    assert summed is not None
+    x = summed.data if summed.data is not None else values[summed]
+    return int(x.size) // max(1, min(int(r.size) for r in results))
 
 
 def _off(x: Any, rng: np.random.Generator, steps: float) -> Any:

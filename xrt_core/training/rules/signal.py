@@ -63,6 +63,7 @@ def dft(ctx: Backward) -> Any:
 def stft(ctx: Forward) -> Any:
     """The frames, gathered and multiplied by the window, then transformed."""
     x, window = ctx.inputs[0], ctx.input(2)
+    x = x.unsqueeze(2) if x.ndim == 2 else x
     hop, total = int(ctx.known(1, "frame_step").reshape(())), ctx.shape(x)[1]
     size = total if window is None else ctx.shape(window)[0]
     if ctx.input(3) is not None:

@@ -137,6 +137,8 @@ def _recurrent(node: Node) -> str | None:
         return f"openvino ignores layout=1 of {node.op_type}"
     if node.op_type == "LSTM" and _given(node, 7) is not None:
         return "openvino ignores the peepholes of LSTM"
+    if _given(node, 4) is not None and (x := node.inputs[0]) is not None and not x.is_static:
+        return f"openvino ignores the lengths of {node.op_type} where sizes vary"
     return None
 
 
