@@ -185,6 +185,22 @@ def test_sizes_that_are_split() -> None:
 
 
 @pytest.mark.parametrize(
+    ("start", "delta", "expected"), [(0, 1, "n"), (0.5, 1, "n"), (3, 1, "n - 3"), (0, 2, "(n + 1)//2"), (0, 0.1, "None")]
+)
+def test_sizes_that_are_counted_in_floats(start: float, delta: float, expected: str) -> None:
+    """As detectors number the pixels of their grids."""
+    make = onnx.helper.make_node
+    nodes = [
+        make("Shape", ["x0"], ["shape"], start=1, end=2),
+        make("Cast", ["shape"], ["size"], to=onnx.TensorProto.FLOAT),
+        make("Squeeze", ["size", "x3"], ["limit"]),
+        make("Range", ["x1", "limit", "x2"], ["y0"]),
+    ]
+    constants = np.array(start, np.float32), np.array(delta, np.float32), np.array([0])
+    assert shapes_through(nodes, ("b", "n"), *constants) == [expected]
+
+
+@pytest.mark.parametrize(
     ("op", "expected"),
     [("ReduceMin", "b, min(n, 5)"), ("ReduceMax", "b, -min(n, 5) + n + 5"), ("Min", "b, min(n, 5)")],
 )

@@ -178,12 +178,22 @@ def _tile_dims(s: KnownElements, node: Node) -> Dims | None:
 def _range_dims(s: KnownElements, node: Node) -> Dims | None:
     start, limit, delta = (s.elements(v) for v in node.inputs)
     if start is None or limit is None or delta is None:
-        return None
+        return _float_range_dims(s, node)
     first, last, step = start.item(), limit.item(), delta.item()
     if first is None or last is None or step is None or not step.constant:
         return None
     span, size = (last - first, step.constant) if step.constant > 0 else (first - last, -step.constant)
     return [(span + (size - 1)) // size] if s.holds(span) else None
+
+
+def _float_range_dims(s: KnownElements, node: Node) -> Dims | None:
+    """Of sizes as floats, as detectors count the pixels of their grids."""
+    given = [s.ratios(v) for v in node.inputs]
+    if any(x is None or x.size != 1 or x.item() is None for x in given):
+        return None
+    start, limit, delta = (x.item() for x in given if x is not None)
+    count = s.rounded((limit - start) / delta, up=True)
+    return None if count is None else [count]
 
 
 def _flatten_dims(s: KnownElements, node: Node) -> Dims | None:
