@@ -185,7 +185,8 @@ def test_sizes_that_are_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "delta", "expected"), [(0, 1, "n"), (0.5, 1, "n"), (3, 1, "n - 3"), (0, 2, "(n + 1)//2"), (0, 0.1, "None")]
+    ("start", "delta", "expected"),
+    [(0, 1, "n"), (0.5, 1, "n"), (3, 1, "n - 3"), (0, 2, "(n + 1)//2"), (0, 0.1, "None")],
 )
 def test_sizes_that_are_counted_in_floats(start: float, delta: float, expected: str) -> None:
     """As detectors number the pixels of their grids."""

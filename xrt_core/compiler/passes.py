@@ -20,6 +20,7 @@ from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
+from xrt_core.passes.counted_loops import CountedLoops
 from xrt_core.passes.mixed_precision import Constraint, LowerPrecision, PrecisionReport
 from xrt_core.passes.partitioning import (
     Candidate,
@@ -244,6 +245,10 @@ DEFAULT_PASSES: Final = (
     RegisteredPass(
         "constant_fold", _constant_fold, ("model",),
         "once per model: values that depend on constants alone are the same for every signature",
+    ),
+    RegisteredPass(
+        "counted_loops", _of(CountedLoops()), ("model",),
+        "before shapes are known: how often a loop turns gives those of its results, and the range of what it counts",
     ),
     RegisteredPass(
         "mark_updates", lambda graph, context: context.mark_updates(graph), ("signature",),

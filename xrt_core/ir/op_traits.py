@@ -23,6 +23,7 @@ from xrt_core.errors import GraphError, RegistrationError
 
 if TYPE_CHECKING:
     from xrt_core.ir.graph import Node, Value
+    from xrt_core.ir.types import Dim
 
 
 class Traits(Struct, frozen=True, kw_only=True):
@@ -170,6 +171,29 @@ def indexed_axes(node: Node) -> tuple[int, ...] | None:
     if not isinstance(batch, int) or not isinstance(width, int) or not 0 < width <= rank - batch:
         return None
     return tuple(range(batch, batch + width))
+
+
+def measured_axis(node: Node) -> int | None:
+    """The axis of the first input whose length the index of GRU, LSTM, RNN and ReverseSequence is at most: sequences of
+    so many steps. None for other operators, and where the rank is unknown."""
+    x = node.inputs[0] if node.inputs else None
+    if node.domain or x is None or not x.shape or node.op_type not in _MEASURING:
+        return None
+    axis = node.attributes.get("time_axis" if node.op_type == "ReverseSequence" else "layout", 0)
+    return axis if isinstance(axis, int) and 0 <= axis < len(x.shape) else None
+
+
+def limits_of(node: Node) -> tuple[Value, tuple[Dim, ...]] | None:
+    """A node's index, and the dimensions in which its elements, or those of its columns, are positions; for lengths
+    `AT_MOST` and the dimension that they do not exceed. None where no dimension limits it, and for other nodes."""
+    at, x = index_input(node), node.inputs[0] if node.inputs else None
+    index = node.inputs[at] if at is not None and at < len(node.inputs) else None
+    if x is None or index is None or not x.shape:
+        return None
+    axes, time = indexed_axes(node), measured_axis(node)
+    if axes is not None:
+        return index, tuple(x.shape[a] for a in axes)
+    return None if time is None else (index, (AT_MOST, x.shape[time]))
 
 
 def has_checked_input(node: Node) -> bool:
@@ -364,6 +388,9 @@ _OPTIMISERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 
 _ALONG_AXIS: Final = frozenset({"Gather", "GatherElements", "Scatter", "ScatterElements"})
 _BY_COLUMNS: Final = frozenset({"GatherND", "ScatterND"})
+AT_MOST: Final = "<="
+"""In the place of a dimension, beside one that lengths do not exceed."""
+_MEASURING: Final = frozenset({"GRU", "LSTM", "RNN", "ReverseSequence"})
 _INDEX_INPUTS: Final[Mapping[Key, int]] = MappingProxyType({
     **{("", op): 1 for op in (
         "Gather", "GatherElements", "GatherND", "MaxUnpool", "NegativeLogLikelihoodLoss", "ReverseSequence", "Scatter",

@@ -17,7 +17,7 @@ import numpy as np
 
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Node, Value
-from xrt_core.ir.op_traits import indexed_axes
+from xrt_core.ir.op_traits import AT_MOST, limits_of
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.symbols import Bounds, Expr, Symbol, expression
 from xrt_core.ir.types import Dim, Shape, TensorType, ValueType
@@ -86,10 +86,10 @@ class SymbolicShapes:
             self._follow_parts(node, types)
         if len(node.outputs) == 2 and node.outputs[1] is not None and (places := positions(self, node)) is not None:
             self._ranges[node.outputs[1]] = places
+        self._note_index(node)
         if len(node.outputs) != 1 or node.outputs[0] is None or node.domain:
             return None
         t = types[0]
-        self._note_index(node)
         if isinstance(t, TensorType) and t.dtype in (np.int32, np.int64):
             if (interval := result_interval(self, node)) is not None:
                 self._ranges[node.outputs[0]] = interval
@@ -256,31 +256,28 @@ class SymbolicShapes:
         return self._known, self._ranges, self._ratios, self._columns, self._copied, self.within, self.guards
 
     def _note_index(self, node: Node) -> None:
-        """Note whether the computed index of a node stays within its dimensions, as in the first call."""
-        axes = indexed_axes(node)
-        if axes is None:
+        """Note whether the computed index of a node stays within its limits, as in the first call."""
+        found = limits_of(node)
+        if found is None or found[0].data is not None:
             return
-        x, index = node.inputs[:2]
-        assert x is not None
-        assert index is not None
-        assert x.shape is not None
+        index, limits = found
+        lengths = limits[0] == AT_MOST
+        dims = limits[1:] if lengths else limits
         whole, intervals = self.interval(index), self._columns.get(index)
-        if intervals is None or len(intervals) != len(axes):
-            intervals = (whole,) * len(axes)
-        if index.data is not None:
-            return
-        dims, bounds = tuple(x.shape[a] for a in axes), list[Expr]()
+        if intervals is None or len(intervals) != len(dims):
+            intervals = (whole,) * len(dims)
+        bounds = list[Expr]()
         for interval, d in zip(intervals, dims, strict=True):
             size = expression(d)
             if size is None or interval is None:
                 return
-            bounds += [size + interval[0], size - interval[1] - 1]
+            bounds += [interval[0], size - interval[1]] if lengths else [size + interval[0], size - interval[1] - 1]
         if all(map(self._may_hold, bounds)):  # all or none: a guard that proves nothing would only exclude calls
             for e in bounds:
                 self.holds(e)
             same: Value | None = index
             while same is not None:
-                self.within.add((same, dims))
+                self.within.add((same, limits))
                 same = self._copied.get(same)
 
     def bounds(self, e: Expr) -> Bounds:

@@ -27,7 +27,7 @@ from xrt_core.errors import InputError
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
-from xrt_core.ir.op_traits import index_input, indexed_axes, scale_inputs, traits_of
+from xrt_core.ir.op_traits import index_input, indexed_axes, limits_of, measured_axis, scale_inputs, traits_of
 from xrt_core.ir.symbols import Declared, shape_for, size_of
 from xrt_core.ir.types import Dim
 from xrt_core.runtime.arrays import to_numpy
@@ -43,7 +43,7 @@ _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 
 
 
 Within = Collection[tuple["Value | None", tuple[Dim, ...]]]
-"""Indices, each with the dimensions within which its elements, or those of its columns, lie."""
+"""Indices, each with what limits it (`op_traits.limits_of`): what is known to hold of all its elements."""
 SizeOf = Callable[[Value, int], "int | None"]
 """The size of a value along an axis; None where there is none to tell."""
 
@@ -591,11 +591,8 @@ def _highest(node: Node, x: Value, size: SizeOf) -> int | None:
     op, rank = node.op_type, len(x.shape or ())
     other = node.inputs[1] if len(node.inputs) > 1 else None
     others = len(other.shape or ()) if other is not None else 0
-    if op == "ReverseSequence":
-        time = node.attributes.get("time_axis", 0)
-        return size(x, time) if isinstance(time, int) and time < rank else None
-    if op in ("GRU", "LSTM", "RNN"):
-        return size(x, 1 if node.attributes.get("layout", 0) else 0)
+    if (time := measured_axis(node)) is not None:
+        return size(x, time)
     if op == "ArrayFeatureExtractor":
         return _less(size(x, -1), 1)
     if op == "RotaryEmbedding":
@@ -637,9 +634,8 @@ def _along(node: Node, axes: Sequence[int], size: SizeOf) -> Bounds | None:
 
 def is_within(node: Node, within: Within) -> bool:
     """Whether the node's index is among those that are known to lie within their dimensions."""
-    axes = indexed_axes(node) if within else None
-    x = node.inputs[0] if node.inputs else None
-    return axes is not None and (node.inputs[1], tuple(x.shape[a] for a in axes)) in within  # type: ignore[union-attr, index]
+    key = limits_of(node) if within else None
+    return key is not None and key in within
 
 
 def has_symbolic_index(node: Node) -> bool:

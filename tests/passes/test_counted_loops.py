@@ -1,0 +1,132 @@
+"""Loops that count up to a limit: the number of their turns, and what they are not taken for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import xrt_core as xrt
+from xrt_core.frontends.onnx_import import import_model
+from xrt_core.ir.graph import Graph, Node
+from xrt_core.passes.counted_loops import CountedLoops
+
+
+def model(
+    *,
+    first: str = "Less",
+    again: str = "Less",
+    start: int = 0,
+    step: int = 1,
+    tested: str = "at",
+    limit: str = "",
+    casts: bool = True,
+    count: str = "sized",
+) -> onnx.ModelProto:
+    """Sums of the rows of x, and each row doubled, in a while loop over their number as tf2onnx writes it."""
+    test = f"{{0}} = {again}(a, b)" if again in ("Less", "LessOrEqual") else f"{{0}} = {again}(b, a)"
+    before = f"go = {first}(p, q)" if first in ("Less", "LessOrEqual") else f"go = {first}(q, p)"
+    kind = "Cast<to = 1>" if casts else "Identity"
+    text = f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        counted (float[n, 3] x, int32 given) => (int32 end, float[3] sum, float[k, 3] rows)
+        <int32 first = {{{start}}}, int64 zero = {{0}}, float[3] none = {{0, 0, 0}}> {{
+          shape = Shape(x)
+          size = Gather<axis = 0>(shape, zero)
+          sized = Cast<to = 6>(size)
+          p = {kind}(first)
+          q = {kind}({count})
+          {before}
+          end, sum, bound, rows = Loop({limit}, go, first, none, {count}) <body = body (
+            int64 turn, bool on, int32 i, float[3] so_far, int32 n
+          ) => (bool more, int32 at, float[3] added, int32 n2, float[3] row) <int32 by = {{{step}}}> {{
+            at = Add(i, by)
+            here = Gather<axis = 0>(x, i)
+            added = Add(so_far, here)
+            row = Add(here, here)
+            a = {kind}({tested})
+            b = {kind}(n)
+            {test.format("more")}
+            n2 = Identity(n)
+          }}>
+        }}
+    """
+    return onnx.parser.parse_model(text)
+
+
+def loop(graph: Graph) -> Node:
+    """The Loop of a graph."""
+    return next(n for n in graph.nodes if n.op_type == "Loop")
+
+
+def results(m: onnx.ModelProto, inputs: dict[str, np.ndarray], **options: object) -> list[np.ndarray]:
+    """What a module of the model gives."""
+    module = xrt.XRTModule(m, cache="off", guard=False, prune=False, **options)  # type: ignore[arg-type]
+    return [np.asarray(r) for r in module.run(inputs).values()]
+
+
+WRITTEN = [
+    {},
+    {"casts": False},
+    {"first": "Greater", "again": "Greater"},
+    {"first": "LessOrEqual", "again": "LessOrEqual", "count": "given"},
+    {"start": 1},
+    {"step": 2},
+    {"step": 3, "start": 2, "casts": False},
+]
+
+
+@pytest.mark.parametrize("how", WRITTEN, ids=str)
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 6])
+def test_the_number_of_turns_is_that_of_the_comparisons(how: dict[str, object], n: int) -> None:
+    """Whatever the start, the step and the form of the comparison, as the same loop in Python."""
+    m = model(**how)  # type: ignore[arg-type]
+    x = np.arange(3 * max(n, 7 if "count" in how else n), dtype=np.float32).reshape(-1, 3)
+    inputs = {"x": x, "given": np.array(n - 1, np.int32)}
+    graph = import_model(m)
+    found = CountedLoops()(graph)
+    assert CountedLoops()(found) is found
+    assert loop(found).inputs[0] is not None
+    assert loop(found).subgraphs[0].outputs[0].data is not None
+    i: int = how.get("start", 0)  # type: ignore[assignment]
+    total, rows = np.zeros(3, np.float32), []
+    while i < n:
+        total, i = total + x[i], i + how.get("step", 1)  # type: ignore[operator]
+        rows.append(2 * x[i - how.get("step", 1)])  # type: ignore[operator]
+    end, got, mine = results(m, inputs, engine="host")
+    assert end == i
+    np.testing.assert_array_equal(got, total)
+    np.testing.assert_array_equal(mine, np.reshape(rows, (-1, 3)))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"first": "LessOrEqual"},  # the first turn begins where no other would
+        {"tested": "i"},  # the test is of the counter before the turn
+        {"step": -1},
+        {"step": 0},
+        {"limit": "size"},
+    ],
+    ids=str,
+)
+def test_other_loops_stay(how: dict[str, object]) -> None:
+    """What is not known to count to the limit, or has a limit of its own."""
+    graph = import_model(model(**how))  # type: ignore[arg-type]
+    assert CountedLoops()(graph) is graph
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_engines_run_them_for_any_size(engine: str) -> None:
+    """The loop is the engine's, with the index that it counts, in one plan for all sizes."""
+    pytest.importorskip(engine)
+    m = xrt.XRTModule(model(), engine=engine, guard=False, cache="off", prune=False)
+    host = xrt.XRTModule(model(), engine="host")
+    for n in (4, 6, 1, 9):
+        inputs = {"x": np.random.default_rng(n).random((n, 3), np.float32), "given": np.array(0, np.int32)}
+        for mine, want in zip(m.run(inputs).values(), host.run(inputs).values(), strict=True):
+            np.testing.assert_allclose(mine, want, rtol=1e-5)
+    text = str(m.explain())
+    assert "one plan for all sizes" in text
+    if engine == "onnxruntime":
+        assert "Loop" in text.split("on the host")[0].split("clusters:")[1]
