@@ -28,6 +28,7 @@ Range = tuple[float, float]
 """The least and the greatest number of an input."""
 
 _SEQUENCES: Final = (list, tuple)
+_PLAIN: Final = frozenset((float, int, str))  # in maps
 _NUMPY: Final = (np.ndarray, np.generic)
 _MEASURED: Final = 1 << 24  # bytes: a few milliseconds
 _VIEWED: Final = 1 << 15  # bytes that are copied in the time that a view takes
@@ -89,6 +90,8 @@ def to_numpy(x: Any) -> Any:
     if isinstance(x, _SEQUENCES):
         return [to_numpy(e) for e in x]
     if isinstance(x, dict):
+        if _PLAIN.issuperset(map(type, x.values())):
+            return x
         return {k: to_numpy(v) if is_array(v) else v for k, v in x.items()}
     if x is None:
         return None

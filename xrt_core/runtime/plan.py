@@ -423,13 +423,16 @@ def _own(results: list[Any], lent: Collection[int] = ()) -> list[Any]:
             except MemoryError as e:
                 size = f"{x.dtype}{list(x.shape)} takes {x.size * x.itemsize:,} bytes"
                 raise ExecutionError(f"a result, a view until now, does not fit the memory: {size}") from e
+        if isinstance(x, list):
+            return [own(e) for e in x]
+        if isinstance(x, dict):  # a map: of numbers and texts
+            return x
         if family_of(type(x)) == "cupy":  # which has no read-only arrays: views are told by the block that they lie in
             block, whole = id(x.data.mem), getattr(x, "base", None)
             if block in lent or block in seen or (whole is not None and whole.nbytes > x.nbytes):
                 return x.copy()
             seen.add(block)
-            return x
-        return [own(e) for e in x] if isinstance(x, list) else x
+        return x
 
     return [own(x) for x in results]
 

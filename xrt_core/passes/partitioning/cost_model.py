@@ -292,6 +292,8 @@ _PASSES: Final[Mapping[str, int]] = MappingProxyType({
     "RNN": 60, "RotaryEmbedding": 12, "ScatterND": 10, "Selu": 4, "Sigmoid": 3, "Softmax": 6, "Softplus": 3,
     "SoftmaxCrossEntropyLoss": 12, "Swish": 4, "Tile": 4, "TopK": 6, "ConvFilterGrad": 40, "MaxPoolGrad": 30,
     "AveragePoolGrad": 30, "Adam": 12, "Momentum": 5, "Adagrad": 6,
+    "Imputer": 4, "LinearClassifier": 23, "LinearRegressor": 6, "Normalizer": 11, "Scaler": 6, "SVMClassifier": 100,
+    "SVMRegressor": 20, "TreeEnsemble": 60, "TreeEnsembleClassifier": 70, "TreeEnsembleRegressor": 60,
 })  # fmt: skip
 
 
