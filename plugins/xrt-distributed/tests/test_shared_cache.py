@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +37,15 @@ class Plugin:
     @xrt.hookimpl
     def xrt_shared_caches(self) -> list[SharedCache]:
         return [self.cache]
+
+
+def test_programs_without_a_shared_cache_import_nothing_for_one() -> None:
+    """In a thread that goes on while the interpreter ends, an import that starts a pool would fail."""
+    module = "xrt_distributed.shared_cache"
+    program = f"import sys, xrt_distributed as d; print(d.xrt_shared_caches(), {module!r} in sys.modules)"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("XRT_DISTRIBUTED")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "False"]
 
 
 class Opener:

@@ -126,6 +126,8 @@ def xrt_open_cache(url: str) -> Any:
 @hookimpl
 def xrt_shared_caches() -> list[Any]:
     """The shared cache that XRT_DISTRIBUTED_CACHE names, if it does."""
+    if not os.environ.get("XRT_DISTRIBUTED_CACHE", "").strip():  # most programs: what follows is not imported for them
+        return []
     from xrt_distributed.shared_cache import from_environment
 
     return from_environment()
