@@ -37,11 +37,16 @@ def avoided(function: Function) -> Function:
 
     Threads of its ScatterND reduce into one element at once where indices come again, so that updates are lost
     (https://github.com/microsoft/onnxruntime/issues/18048). Its ScatterElements reduces in order.
+
+    Its ReduceMax and ReduceMin of floats pass over NaN at most places; whether there is one is reduced besides.
     """
-    if not any(_is_masked(n) or _races(n) for n in every_node(function.body)):
+    if not any(_is_masked(n) or _races(n) or _loses_nan(n) for n in every_node(function.body)):
         return function
     body = _rewritten(function.body)
     return Function(function.name, function.params, function.returns, body, function.aliases)
+
+
+_REDUCED: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def _is_masked(node: Node) -> bool:
@@ -51,6 +56,11 @@ def _is_masked(node: Node) -> bool:
 
 def _races(node: Node) -> bool:
     return node.op_type == "ScatterND" and not node.domain and node.attributes.get("reduction", "none") != "none"
+
+
+def _loses_nan(node: Node) -> bool:
+    x = _input(node, 0)
+    return node.operator in ("ReduceMax", "ReduceMin") and x is not None and x.dtype in _REDUCED
 
 
 def _rewritten(graph: Graph) -> Graph:
@@ -64,6 +74,8 @@ def _rewritten(graph: Graph) -> Graph:
             nodes += _unmixed(node, halved)
         elif _races(node):
             nodes += _in_order(node)
+        elif _loses_nan(node):
+            nodes += _with_nan(node)
         else:
             nodes.append(node)
     return graph.replace(nodes=nodes)
@@ -82,6 +94,30 @@ def _unmixed(node: Node, halved: dict[Value, Value]) -> list[Node]:
             Node("Where", [is_least, Value("half", data=_LEAST / 2), mask], [halved[mask]], version=16),
         ]
     return [*nodes, node.replace(inputs=[*node.inputs[:_MASK], halved[mask], *node.inputs[_MASK + 1 :]])]
+
+
+def _with_nan(node: Node) -> list[Node]:
+    """ReduceMax or ReduceMin, and NaN where there is one among what is reduced."""
+    x, result = node.inputs[0], node.outputs[0]
+    assert x is not None
+    assert result is not None
+    shape = result.shape if isinstance(result.type, TensorType) else None
+    version = {12: 11, 20: 18}.get(node.version, node.version)  # of ReduceL1, which gives 0 for no elements
+
+    def value(what: str, dtype: Any, dims: Any) -> Value:
+        return Value(f"{result.name}_{what}", TensorType(np.dtype(dtype), dims))
+
+    extreme, count = value("extreme", x.dtype, shape), value("count", np.float32, shape)
+    there = value("any", "?", shape)
+    is_nan, one = value("is_nan", "?", x.shape), value("one", np.float32, x.shape)
+    return [
+        node.replace(outputs=[extreme]),
+        Node("IsNaN", [x], [is_nan], version=13),
+        Node("Cast", [is_nan], [one], {"to": 1}, version=13),
+        Node("ReduceL1", [one, *node.inputs[1:]], [count], dict(node.attributes), version=version),
+        Node("Cast", [count], [there], {"to": 9}, version=13),
+        Node("Where", [there, Value("nan", data=np.array(np.nan, x.dtype)), extreme], [result], version=16),
+    ]
 
 
 def _in_order(node: Node) -> list[Node]:
@@ -202,8 +238,8 @@ def _scatter(node: Node) -> str | None:
 
 def _extreme(node: Node) -> str | None:
     x = _input(node, 0)
-    if x is not None and x.dtype is not None and x.dtype.kind in "fV":
-        return f"onnxruntime's {node.op_type} of floats passes over NaN at some places"
+    if x is not None and x.dtype is not None and x.dtype.kind in "fV" and x.dtype not in _REDUCED:
+        return f"onnxruntime's {node.op_type} of narrow floats passes over NaN at some places"
     if x is not None and x.dtype == np.bool_ and x.shape is not None and 0 in x.shape:
         return f"onnxruntime has no {node.op_type} of an empty set of bool"
     return None
