@@ -1,7 +1,9 @@
 """Any ONNX model over random sizes, beside one session of ONNX Runtime, each side in a process of its own.
 
-    python benchmarks/varying_models.py MODEL --range h=140:260 --range w=140:260 [--calls 24] [--passes 4]
+    python benchmarks/varying_models.py MODEL --range h=140:260 --range w=160:352:32 [--calls 24] [--passes 4]
         [--sides library,onnxruntime,guarded,default]
+
+A range is LOW:HIGH, or LOW:HIGH:STEP.
 
 The same calls several times: a pass each. library: one session of ONNX Runtime. onnxruntime: the engine with
 `guard=False`. guarded: the engine under guard. default: no engine named, under guard. Between passes a guarded module
@@ -36,7 +38,7 @@ def calls_of(model: onnx.ModelProto, ranges: Sequence[str], count: int) -> list[
     weights = {t.name for t in model.graph.initializer}
     made = []
     for _ in range(count):
-        sizes = {name: draw.randint(low, high) for name, (low, high) in ends.items()}
+        sizes = {name: draw.randrange(low, high + 1, *step) for name, (low, high, *step) in ends.items()}
         arrays = {}
         for v in model.graph.input:
             t = v.type.tensor_type
@@ -97,8 +99,8 @@ def main() -> None:
     sides = args.sides.split(",")
     if unknown := set(sides) - set(SIDES):
         parser.error(f"--sides: {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
-    if wrong := [r for r in args.ranges if not re.fullmatch(r"\w+=\d+:\d+", r)]:
-        parser.error(f"--range {wrong[0]}: give a name and two sizes, such as h=140:260")
+    if wrong := [r for r in args.ranges if not re.fullmatch(r"\w+=\d+:\d+(:[1-9]\d*)?", r)]:
+        parser.error(f"--range {wrong[0]}: a name, two sizes and perhaps a step, as in h=140:260 or h=160:352:32")
     if args.here:
         run(args.here, args.model, args.ranges, args.calls, args.passes)
         return
