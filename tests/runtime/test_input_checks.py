@@ -166,6 +166,20 @@ def test_limits_that_no_input_tells() -> None:
     assert found.violates([np.zeros((6, 3), F), np.array([0, 0])])  # the host's, which knows
 
 
+def test_a_constant_that_is_in_range_for_all_sizes_costs_nothing() -> None:
+    """The first and the last row are there whatever the size is; the third is looked for in each call."""
+    x = Value("x", TensorType(F, ("n", 3)))
+    made = {}
+    for row in (0, -1, 2):
+        y = Value("y", TensorType(F, (3,)))
+        read = Node("Gather", [x, _known("i", np.array(row))], [y], {"axis": 0}, version=13)
+        made[row] = input_checks(Function.from_graph(Graph([x], [y], [read], opsets={"": 21}, name="f")))
+    assert made[0] is None
+    assert made[-1] is None
+    assert made[2] is not None
+    assert [made[2].violates([np.zeros((n, 3), F)]) for n in (1, 2, 3)] == [True, True, False]
+
+
 def test_a_computed_index_is_not_proven_by_a_symbol() -> None:
     """Of a dimension of which no more is known than that it is 1 at least, only 0 and -1 are positions."""
     x, ids = Value("x", TensorType(F, ("n", 3))), Value("ids", TensorType(INT, (2,)))

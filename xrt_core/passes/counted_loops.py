@@ -86,7 +86,7 @@ def _counter(node: Node) -> Counter | None:
         if after is not counter or more or by is None or by.data is None or by.data.size != 1:
             continue
         step, outer = int(by.data.reshape(-1)[0]), _outer(bound, node, body, producers)
-        if step > 0 and outer is not None and _is_count(before) and _is_count(bound):
+        if step > 0 and outer is not None and _is_count(before) and before.shape == () and _is_count(bound):
             return Counter(i, step, outer, includes)
     return None
 

@@ -639,9 +639,11 @@ def is_within(node: Node, within: Within) -> bool:
 
 
 def has_symbolic_index(node: Node) -> bool:
-    """Whether the limit of the node's indices differs between calls."""
+    """Whether the limit of the node's indices differs between calls, and they are not constants that are in range for
+    all sizes from 1 on."""
     at, x = index_input(node), node.inputs[0] if node.inputs else None
-    if at is None or x is None or at >= len(node.inputs) or node.inputs[at] is None:  # lengths may be left out
+    index = node.inputs[at] if at is not None and at < len(node.inputs) else None
+    if x is None or index is None:  # lengths may be left out
         return False
     is_symbolic = False
 
@@ -651,6 +653,8 @@ def has_symbolic_index(node: Node) -> bool:
         return _least_size(v, axis)
 
     bounds = index_bounds(node, size)
+    if bounds is not None and index.data is not None and bounds.are_met(index.data):
+        return False
     return is_symbolic or (bounds is None and any(isinstance(d, str) for d in x.shape or ()))
 
 
