@@ -60,7 +60,7 @@ def _races(node: Node) -> bool:
 
 def _loses_nan(node: Node) -> bool:
     x = _input(node, 0)
-    return node.operator in ("ReduceMax", "ReduceMin") and x is not None and x.dtype in _REDUCED
+    return not node.domain and _RULES.get(node.op_type) is _extreme and x is not None and x.dtype in _REDUCED
 
 
 def _rewritten(graph: Graph) -> Graph:
