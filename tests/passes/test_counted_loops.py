@@ -116,6 +116,22 @@ def test_other_loops_stay(how: dict[str, object]) -> None:
     assert CountedLoops()(graph) is graph
 
 
+def test_several_loops_without_names() -> None:
+    """What is made for each has names of its own."""
+    m = model()
+    first = next(n for n in m.graph.node if n.op_type == "Loop")
+    second = m.graph.node.add()
+    second.CopyFrom(first)
+    second.output[:] = ["end2", "sum2", "bound2", "rows2"]
+    m.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("sum2", 1, [3]))
+    found = CountedLoops()(import_model(m))
+    names = [v.name for n in found.nodes for v in n.outputs if v is not None]
+    assert len(set(names)) == len(names)
+    x = np.random.default_rng(0).random((5, 3), np.float32)
+    _, total, _, again = results(m, {"x": x, "given": np.array(0, np.int32)}, engine="host")
+    np.testing.assert_array_equal(total, again)
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_engines_run_them_for_any_size(engine: str) -> None:
     """The loop is the engine's, with the index that it counts, in one plan for all sizes."""

@@ -154,7 +154,7 @@ def _is(v: Value | None, wanted: Value, producers: Mapping[Value, Node]) -> bool
 
 def _counted(node: Node, counter: Counter) -> tuple[list[Node], Node]:
     """The nodes that compute the number of turns, and the Loop of so many."""
-    name, body = node.name or "Loop", node.attributes["body"]
+    body, name = node.attributes["body"], node.name or next((v.name for v in node.outputs if v is not None), "Loop")
     assert isinstance(body, Graph)
     start = node.inputs[2 + counter.state]
     assert start is not None
