@@ -194,3 +194,10 @@ def test_numpy_alone_needs_no_other_library() -> None:
         "bad = {'jax', 'torch', 'cupy', 'numba', 'onnxruntime'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_maps_of_numbers_are_not_copied() -> None:
+    """Probabilities of a classifier, a map a row; what is an array in one is read."""
+    plain, mixed = {"cat": 0.25, "dog": 0.75}, {"cat": 0.25, "dog": np.array(0.75, np.dtype(">f4"))}
+    assert to_numpy([plain])[0] is plain
+    assert to_numpy(mixed)["dog"].dtype.isnative

@@ -15,6 +15,7 @@ from tests.fake_cupy import installed, ndarray
 from tests.fake_engines import FakeEngine, fake_engine
 from xrt_core.engine.contract import EngineStatus
 from xrt_core.errors import DeviceNotFoundError, EngineUnavailableError, ExecutionError
+from xrt_core.host.place import _checked
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
@@ -276,3 +277,15 @@ def test_indices_out_of_range_are_found_where_that_is_asked_for(cupy: Any, opera
         checked(given, bad)
     for good in (np.array([0, 2]), np.array([-3, -1])):
         np.testing.assert_array_equal(checked(given, good), XRTModule(graph, engine="host")(given, good))
+
+
+def test_indices_are_held_to_the_sizes_of_each_call() -> None:
+    """Where the limit is a symbolic dimension, the step of a plan for all sizes reads it off its arrays."""
+    x, i = Value("x", TensorType(F32, ("n",))), Value("i", TensorType(np.dtype(np.int64), (2,)))
+    taken = Node("Gather", [x, i], [Value("y", TensorType(F32, (2,)))], version=13)
+    step = _checked(taken, lambda arrays: (arrays[0][arrays[1]],))
+    for n in (3, 5):
+        rows, last = np.arange(n, dtype=np.float32), np.array([0, n - 1])
+        np.testing.assert_array_equal(step([rows, last])[0], rows[last])
+        with pytest.raises(ExecutionError, match="out of range"):
+            step([rows, last + 1])

@@ -135,6 +135,13 @@ def test_constants_for_each_device() -> None:
     assert costs_for(is_host=True, host_on_device=True) is CPU
 
 
+@pytest.mark.parametrize("operator", ["TreeEnsembleClassifier", "TreeEnsembleRegressor", "SVMClassifier"])
+def test_classical_models_pay_a_launch(operator: str) -> None:
+    """One row takes the host 60 us and more, so that a node whose results are maps' on the host is worth a launch."""
+    n = Node(operator, [Value("x")], [Value("y")], domain="ai.onnx.ml", version=3)
+    assert passes_of(n) * CPU.host.call > 5 * CPU.launch
+
+
 def test_passes_know_operators_by_family() -> None:
     """What is not in the table goes by its name, and else counts one."""
     n = node("ReduceSum", [Value("x")], [Value("y")])
