@@ -139,7 +139,7 @@ class SymbolicInputChecks:
         self._known: dict[tuple[Any, ...], InputChecks] = {}
 
     def violates(self, arrays: Sequence[Any]) -> bool:
-        """As that of `InputChecks`. Takes half a microsecond more, and for new sizes as long as to look at all nodes."""
+        """As that of `InputChecks`. Takes half a microsecond more; for new sizes all nodes are looked at."""
         key = tuple([a.shape for a in arrays])
         found = self._known.get(key)
         if found is None:
