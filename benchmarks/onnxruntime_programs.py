@@ -364,6 +364,7 @@ def child(name: str, mode: str) -> None:
         import xrt_ort
         from xrt_ort import scope
 
+        xrt_ort.configure(after=0.1)  # seconds: sessions are to be settled soon
         scope.install()
     make, repeat = PROGRAMS[name]
     work = make()

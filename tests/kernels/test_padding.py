@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernels.node_cases import run_jax, run_numpy
 from tests.kernels.single_node import node_case, run_reference
-from xrt_core.errors import ShapeError
+from xrt_core.errors import InputError, ShapeError
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
@@ -83,3 +83,11 @@ def test_reverse_sequence_with_trailing_axes(time: int, batch: int, run: Any) ->
     lengths = np.array([0, 1, 3, 2][: x.shape[batch]], np.int64)
     case = node_case("ReverseSequence", 10, [x, lengths], time_axis=time, batch_axis=batch)
     np.testing.assert_array_equal(run(case)[0], run_reference(case)[0])
+
+
+@pytest.mark.parametrize("wrong", [4, -1])
+def test_reversed_lengths_that_no_sequence_has(wrong: int) -> None:
+    """They are InputErrors that say which; a negative one left the sequence as it was."""
+    x, lengths = np.zeros((3, 2), np.float32), np.array([3, wrong], np.int64)
+    with pytest.raises(InputError, match=f"length {wrong}: the input has 3 steps"):
+        run_numpy(node_case("ReverseSequence", 10, [x, lengths]))

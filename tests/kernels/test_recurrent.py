@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernels.node_cases import Case, run_jax, run_numpy
 from tests.kernels.single_node import node_case
-from xrt_core.errors import ShapeError
+from xrt_core.errors import InputError, ShapeError
 
 RUNS = [run_numpy, run_jax]
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -189,3 +189,12 @@ def test_misuse_is_named(rng: np.random.Generator) -> None:
         run_numpy(node_case("RNN", 14, given, 2, activations=("Swish",)))
     with pytest.raises(ShapeError, match="bidirectional"):
         run_numpy(node_case("RNN", 14, given, 2, direction="bidirectional"))
+
+
+@pytest.mark.parametrize("wrong", [6, -1])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_lengths_that_no_sequence_has(op: str, wrong: int, rng: np.random.Generator) -> None:
+    """A length of 0 to the number of steps is right; another is an InputError that says which."""
+    lengths = np.array([5, 0, wrong], np.int32)
+    with pytest.raises(InputError, match=f"length {wrong}: the input has 5 steps"):
+        run_numpy(node_case(op, 14, arguments(op, batch_of(op, rng, 1), lengths), 2, hidden_size=6))

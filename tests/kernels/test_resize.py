@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -45,6 +46,17 @@ def test_modes_agree_with_the_reference(
     x = rng.standard_normal((11, 13))
     case = scales_case(19, x, scales, coordinate_transformation_mode=coordinates, **attributes)
     np.testing.assert_allclose(run_numpy(case)[0], run_reference(case)[0], rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("version", [11, 13, 19])
+@pytest.mark.parametrize("out", [3, 5, 7, 10])
+def test_nearest_of_tensorflow(version: int, out: int) -> None:
+    """tf_half_pixel_for_nn, of Resize-11, which exporters write in later versions: the centre of an element of the
+    result, (i + 0.5) / scale, lies in what it copies."""
+    x, none = np.arange(5, dtype=np.float32), np.zeros(0, np.float32)
+    how = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "tf_half_pixel_for_nn"}
+    (y,) = run_numpy(node_case("Resize", version, [x, none, none, np.array([out])], **how))
+    np.testing.assert_array_equal(y, x[[math.floor((i + 0.5) * 5 / out) for i in range(out)]])
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -161,6 +161,12 @@ CASES: list[tuple[str, Any, dict[str, Any], list[str]]] = [
     ("STFT", [("b", "n"), np.array(4), np.ones(6, F.dtype)], {}, ["b, (n - 6)//4 + 1, 4, 2"]),
     ("OneHot", [("b", "n"), np.array(9), np.array([0, 1], F.dtype)], {"axis": 1}, ["b, 9, n"]),
     ("Attention", [("b", "q", 32), *[("b", "k", 16)] * 2], {"q_num_heads": 4, "kv_num_heads": 2}, ["b, q, 32"]),
+    ("MatMul", [("a", "q", "k"), ("b", "k", "n")], {}, ["a, q, n"]),
+    ("MatMul", [("a", "q", "k"), ("k",)], {}, ["a, q"]),
+    ("Einsum", [("b", 1, "n", "h"), (1, "b", "m", "h")], {"equation": "...nh,...mh->...nm"}, ["b, b, n, m"]),
+    ("Einsum", [("a", "n"), ("b", "n")], {"equation": "ij, ij"}, ["?"]),
+    ("Einsum", [("a", "n"), ("b", "m")], {"equation": "ij,kj->ik"}, ["a, b"]),
+    ("Einsum", [("a", "n"), ("b", "n")], {"equation": "ij,ij->i"}, ["a"]),
     ("Attention", [("b", 4, "q", 8), ("b", 2, "k", 8), ("b", 2, "k", 6)], {}, ["b, 4, q, 6"]),
 ]  # fmt: skip
 

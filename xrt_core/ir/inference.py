@@ -241,6 +241,50 @@ def _conv(node: Node, inferred: Types) -> Types:
     return inferred if counts is None else (TensorType(out.dtype, (x.shape[0], w.shape[0], *counts)),)
 
 
+def _einsum(node: Node, inferred: Types) -> Types:
+    """onnx takes the sizes of an ellipsis, and of a letter, from where it is first, where it may be broadcast."""
+    shapes = [None if v is None else v.shape for v in node.inputs]
+    axes = einsum_axes(node, [None if s is None else len(s) for s in shapes])
+    first = node.inputs[0]
+    if axes is None or first is None:
+        return inferred
+    sizes: dict[str, Dim] = {}
+    for names, shape in zip(axes[0], shapes, strict=True):
+        for name, d in zip(names, shape or (), strict=True):
+            sizes[name] = _broadcast_dim(sizes.get(name, 1), d)
+    return (TensorType(first.dtype, tuple(sizes[name] for name in axes[1])),)
+
+
+def _broadcast_dim(a: Dim, b: Dim) -> Dim:
+    """A dimension of two that are broadcast; None where nothing says which."""
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    sizes = [d for d in (a, b) if isinstance(d, int)]
+    return sizes[0] if sizes else None
+
+
+def einsum_axes(node: Node, ranks: Sequence[int | None]) -> tuple[list[list[str]], list[str]] | None:
+    """The names of the axes of an Einsum's inputs and of its result: letters, and those of an ellipsis from its end,
+    which stand for the same axis in all terms. None where a rank is not known."""
+    left, arrow, right = str(node.attributes.get("equation", "")).replace(" ", "").partition("->")
+    if any(r is None for r in ranks):
+        return None
+    terms = left.split(",")
+    counts = [r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if r is not None]
+    if not arrow:
+        letters = left.replace("...", "").replace(",", "")
+        right = ("..." if "..." in left else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    most = max((n for t, n in zip(terms, counts, strict=True) if "..." in t), default=0)
+
+    def axes(term: str, count: int) -> list[str]:
+        before, dots, after = term.partition("...")
+        return [*before, *(f".{i}" for i in range(count - 1, -1, -1) if dots), *after]
+
+    return [axes(t, n) for t, n in zip(terms, counts, strict=True)], axes(right, most)
+
+
 def _windows(node: Node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> tuple[int, ...] | None:
     """How many windows there are along each spatial axis; None for attributes that do not fit."""
     rank = len(sizes)
@@ -284,6 +328,7 @@ _RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("", "STFT"): _stft,
         ("", "MaxUnpool"): _max_unpool,
         ("", "Conv"): _conv,
+        ("", "Einsum"): _einsum,
         **{("", op): _pool for op in ("MaxPool", "AveragePool", "LpPool")},
     }
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.errors import ShapeError
+from xrt_core.errors import InputError, ShapeError
 from xrt_core.ir.types import size_fault
 from xrt_core.kernels.namespace import is_jax
 from xrt_core.kernels.registry import OpContext, kernel
@@ -42,6 +42,14 @@ def check_shape(found: Sequence[int], wanted: Sequence[int], where: str, *, broa
     if not (fits if broadcasts else tuple(found) == tuple(wanted)):
         rule = "give one that broadcasts to" if broadcasts else "give"
         raise ShapeError(f"{where} of shape {list(found)}: {rule} {list(wanted)}")
+
+
+def check_lengths(xp: Any, lengths: Any, steps: int, where: str) -> None:
+    """Under NumPy, raise InputError for lengths below 0 or above `steps`; other arrays are not looked at."""
+    if xp is not np or not lengths.size or (lengths.min() >= 0 and lengths.max() <= steps):
+        return
+    wrong = next(int(n) for n in lengths.reshape(-1) if not 0 <= n <= steps)
+    raise InputError(f"{where}: a sequence of length {wrong}: the input has {steps} steps; give 0 to {steps}")
 
 
 def axes_of(axes: Iterable[int], rank: int, where: str) -> tuple[int, ...]:

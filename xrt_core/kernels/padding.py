@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.movement import axes_of, check_shape, check_size, ints
+from xrt_core.kernels.movement import axes_of, check_lengths, check_shape, check_size, ints
 from xrt_core.kernels.namespace import pad_with
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -93,6 +93,7 @@ def reverse_sequence(ctx: OpContext, x: Any, lengths: Any) -> Any:
     """ReverseSequence: the first `lengths[b]` steps of each batch entry run backwards, the others stay."""
     xp, batch, time = ctx.xp, ctx.attr("batch_axis", 1), ctx.attr("time_axis", 0)
     check_shape(lengths.shape, (x.shape[batch],), "ReverseSequence: sequence_lens")
+    check_lengths(xp, lengths, x.shape[time], "ReverseSequence: sequence_lens")
     steps = xp.arange(x.shape[time])[None, :]
     ends = xp.reshape(lengths, (-1, 1))
     source = xp.where(steps < ends, ends - 1 - steps, steps)

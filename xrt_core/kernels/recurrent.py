@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from xrt_core.errors import ShapeError
+from xrt_core.kernels.movement import check_lengths
 from xrt_core.kernels.namespace import narrow, scan, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -121,6 +122,7 @@ def _recur(
     starts = [None if s is None else widen(xp.swapaxes(s, 0, 1) if batch_first else s) for s in initial]
     alive = None
     if lengths is not None:
+        check_lengths(xp, lengths, steps, f"{ctx.node.operator} {ctx.node.name!r}: sequence_lens")
         alive = (xp.arange(steps)[:, None] < xp.reshape(lengths, (1, batch)))[:, :, None]
     outs, lasts = [], []
     for d, reverse in enumerate(reversals):

@@ -52,6 +52,8 @@ def source_coordinates(step: AxisResize, mode: str) -> np.ndarray:
     width = step.scale * step.size
     if mode == "asymmetric":
         return x / step.scale
+    if mode == "tf_half_pixel_for_nn":  # of Resize-11 alone; exporters of TensorFlow write it in later versions too
+        return (x + 0.5) / step.scale
     if mode == "align_corners":
         return np.zeros_like(x) if width == 1 else x * (step.size - 1) / (width - 1)
     if mode == "tf_crop_and_resize":

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from xrt_core.ir.graph import Node
+from xrt_core.ir.inference import einsum_axes
 from xrt_core.ir.symbols import Expr
 from xrt_core.passes.symbolic_elements import (
     KnownElements,
@@ -91,6 +92,27 @@ def _expand_dims(s: KnownElements, node: Node) -> Dims | None:
 def _elementwise_dims(s: KnownElements, node: Node) -> Dims | None:
     shapes = [dims_of(v) for v in node.inputs if v is not None]
     return None if any(d is None for d in shapes) else _broadcast(s, [d for d in shapes if d is not None])
+
+
+def _matmul_dims(s: KnownElements, node: Node) -> Dims | None:
+    """Those of matrices; the axes before them are broadcast."""
+    a, b = dims_of(node.inputs[0]), dims_of(node.inputs[1])
+    if not a or not b:
+        return None
+    made = _broadcast(s, [a[:-2], b[:-2]])
+    return [*made, *a[-2:-1], *(b[-1:] if len(b) > 1 else [])]
+
+
+def _einsum_dims(s: KnownElements, node: Node) -> Dims | None:
+    shapes = [dims_of(v) for v in node.inputs]
+    axes = einsum_axes(node, [None if d is None else len(d) for d in shapes])
+    if axes is None:
+        return None
+    sizes = dict[str, Expr | None]()
+    for names, dims in zip(axes[0], shapes, strict=True):
+        for name, d in zip(names, dims or (), strict=True):
+            sizes[name] = _joined(s, sizes.get(name, Expr.of(1)), d)
+    return [sizes[name] for name in axes[1]]
 
 
 def _filled_dims(s: KnownElements, node: Node) -> Dims | None:
@@ -370,12 +392,15 @@ SHAPE_RULES: Final[Mapping[str, Callable[[KnownElements, Node], Dims | None]]] =
         "ConvTranspose": _transposed_conv_dims,
         "DeformConv": _window_dims,
         "DepthToSpace": _blocks_dims,
+        "Einsum": _einsum_dims,
         "Expand": _expand_dims,
         "Flatten": _flatten_dims,
         "GatherND": _gather_nd_dims,
         "GlobalAveragePool": _global_pool_dims,
         "GlobalMaxPool": _global_pool_dims,
         "LpPool": _window_dims,
+        "MatMul": _matmul_dims,
+        "MatMulInteger": _matmul_dims,
         "OneHot": _one_hot_dims,
         "Pad": _pad_dims,
         "QLinearConv": _window_dims,

@@ -25,10 +25,11 @@ _IGNORED: Final[Mapping[str, Any]] = {
 @dataclass
 class Settings:
     """Of the process. options: of every module (docs/options.md). after: seconds of calls after which a session is
-    worth compiling for. on: whether engines may answer at all."""
+    worth compiling for; programs that end earlier would pay for what they never get. on: whether engines may answer at
+    all."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    after: float = 0.1
+    after: float = 1.0
     on: bool = True
 
 
@@ -38,7 +39,7 @@ settings: Final = Settings()
 def configure(*, after: float | None = None, on: bool | None = None, **given: Any) -> None:
     """Set what sessions made from now on hand to XRT.
 
-    after: seconds of calls after which a session is worth compiling for (0.1). on: False, and the library answers every
+    after: seconds of calls after which a session is worth compiling for (1.0). on: False, and the library answers every
     call. given: options of XRTModule (docs/options.md); None takes one back.
 
     Raises OptionError for an unknown option or a bad value.
