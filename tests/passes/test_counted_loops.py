@@ -22,15 +22,22 @@ def model(
     limit: str = "",
     casts: bool = True,
     count: str = "sized",
+    both: str = "",
 ) -> onnx.ModelProto:
-    """Sums of the rows of x, and each row doubled, in a while loop over their number as tf2onnx writes it."""
+    """Sums of the rows of x, and each row doubled, in a while loop over their number as tf2onnx writes it.
+
+    both: how the number of the turn, too, is compared with the limit at the end of it, as in tf.scan and tf.map_fn.
+    """
     test = f"{{0}} = {again}(a, b)" if again in ("Less", "LessOrEqual") else f"{{0}} = {again}(b, a)"
+    if both:
+        lines = ["c = Cast<to = 1>(turn)", f"t = {both}(c, b)", test.format("s"), "more = And(t, s)"]
+        test = "\n            ".join(lines)
     before = f"go = {first}(p, q)" if first in ("Less", "LessOrEqual") else f"go = {first}(q, p)"
     kind = "Cast<to = 1>" if casts else "Identity"
     text = f"""
         <ir_version: 8, opset_import: ["" : 17]>
         counted (float[n, 3] x, int32 given) => (int32 end, float[3] sum, float[k, 3] rows)
-        <int32 first = {{{start}}}, int64 zero = {{0}}, float[3] none = {{0, 0, 0}}> {{
+        <int32 first = {{{start}}}, int64 zero = {{0}}, int64 three = {{3}}, float[3] none = {{0, 0, 0}}> {{
           shape = Shape(x)
           size = Gather<axis = 0>(shape, zero)
           sized = Cast<to = 6>(size)
@@ -73,6 +80,12 @@ WRITTEN = [
     {"start": 1},
     {"step": 2},
     {"step": 3, "start": 2, "casts": False},
+    {"limit": "size"},
+    {"limit": "three"},
+    {"limit": "size", "start": 1},
+    {"both": "LessOrEqual"},
+    {"both": "Less"},
+    {"both": "Less", "limit": "size"},
 ]
 
 
@@ -90,6 +103,7 @@ def test_the_number_of_turns_is_that_of_the_comparisons(how: dict[str, object], 
     assert loop(found).subgraphs[0].outputs[0].data is not None
     i: int = how.get("start", 0)  # type: ignore[assignment]
     total, rows = np.zeros(3, np.float32), []
+    n = min(n, 3) if how.get("limit") == "three" else n
     while i < n:
         total, i = total + x[i], i + how.get("step", 1)  # type: ignore[operator]
         rows.append(2 * x[i - how.get("step", 1)])  # type: ignore[operator]
@@ -106,14 +120,18 @@ def test_the_number_of_turns_is_that_of_the_comparisons(how: dict[str, object], 
         {"tested": "i"},  # the test is of the counter before the turn
         {"step": -1},
         {"step": 0},
-        {"limit": "size"},
+        {"both": "Greater"},  # the number of the turn is to be above the limit
     ],
     ids=str,
 )
 def test_other_loops_stay(how: dict[str, object]) -> None:
-    """What is not known to count to the limit, or has a limit of its own."""
+    """What is not known to count to the limit keeps its conditions; a state that is counted is read as the turn."""
     graph = import_model(model(**how))  # type: ignore[arg-type]
-    assert CountedLoops()(graph) is graph
+    found = CountedLoops()(graph)
+    before, after = loop(graph), loop(found)
+    assert [v and v.name for v in after.inputs] == [v and v.name for v in before.inputs]
+    assert after.subgraphs[0].outputs[0].name == before.subgraphs[0].outputs[0].name
+    assert (found is graph) == (how.get("step") == 0)
 
 
 def test_several_loops_without_names() -> None:

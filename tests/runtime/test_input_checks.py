@@ -245,16 +245,23 @@ def test_bounds_are_carried_back_to_the_parameters() -> None:
     assert input_checks(_function([X, a], added, cast, _apply("Gather", X, _out(cast)))) is None
 
 
+def _remainder(x: Value, divisor: Value, times: Value | None = None) -> list[Node]:
+    """x - x / divisor * times, as exporters write a remainder."""
+    quotient = _apply("Div", x, divisor)
+    product = _apply("Mul", _out(quotient), times or divisor)
+    return [quotient, product, _apply("Sub", x, _out(product))]
+
+
 def test_computed_indices_are_proved_or_kept_from_engines() -> None:
     """By the range of an ArgMax, of a remainder, of Clip, Min and Max, of sums and products, and of counting.
 
-    Not through floats.
+    Through floats only where they are made of integers that they hold.
     """
     i, table, y = _value("i", INT, 4), _value("t", F, 7, 2), _value("y", F, 3, 7)
     six, zero, five = _known("six", np.int64(6)), _known("zero", np.int64(0)), _known("five", np.int64(5))
 
-    def is_proved(*nodes: Node) -> bool:
-        last = _apply("Gather", table, _out(nodes[-1]))
+    def is_proved(*nodes: Node, limit: int = 7) -> bool:
+        last = _apply("Gather", table if limit == 7 else _value("t", F, limit, 2), _out(nodes[-1]))
         graph = Graph([i, y], [_out(last)], [*nodes, last], opsets={"": latest_opset()}, name="g")
         assert unproven_indices(graph) in (frozenset(), frozenset([last]))
         return not unproven_indices(graph)
@@ -277,6 +284,18 @@ def test_computed_indices_are_proved_or_kept_from_engines() -> None:
     assert not is_proved(equal, truth, count, _apply("Add", _out(count), _known("three", np.int64(3))))
     assert not is_proved(equal, truth, count, _apply("Mul", _out(count), _known("two", np.int64(2))))
     assert not is_proved(_apply("CumSum", i, _known("axis", np.int64(0))))
+    assert is_proved(*_remainder(i, six))
+    assert not is_proved(*_remainder(i, _known("eight", np.int64(8))))
+    assert not is_proved(*_remainder(i, six, _known("seven", np.int64(7))))
+    best = _apply("ArgMax", y, axis=1, keepdims=0)
+    for kind, holds in ((1, True), (10, False), (16, False)):  # 5000 is more than float16 and bfloat16 count to
+        wide = _apply("Mod", i, _known("n", np.int64(5000)))
+        inside = _apply("Cast", _out(wide), to=kind)
+        assert is_proved(wide, inside, _apply("Cast", _out(inside), to=7), limit=5000) == holds
+        inside = _apply("Cast", _out(best), to=kind)
+        assert is_proved(best, inside, _apply("Cast", _out(inside), to=6))
+        inside = _apply("Cast", i, to=kind)
+        assert is_proved(inside, _apply("Cast", _out(inside), to=7))  # which is checked at each call
     floats = _apply("Clip", _value("x", F, 4), _known("a", np.float32(0)), _known("b", np.float32(5)))
     assert not is_proved(floats, _apply("Cast", _out(floats), to=7))  # NaN
     assert is_proved(_apply("Unsqueeze", i, _known("axes", np.array([0]))))  # which is checked at each call

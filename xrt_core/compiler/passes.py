@@ -21,6 +21,7 @@ from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
 from xrt_core.passes.counted_loops import CountedLoops
+from xrt_core.passes.loop_invariants import LoopInvariants
 from xrt_core.passes.mixed_precision import Constraint, LowerPrecision, PrecisionReport
 from xrt_core.passes.partitioning import (
     Candidate,
@@ -245,6 +246,10 @@ DEFAULT_PASSES: Final = (
     RegisteredPass(
         "constant_fold", _constant_fold, ("model",),
         "once per model: values that depend on constants alone are the same for every signature",
+    ),
+    RegisteredPass(
+        "loop_invariants", _of(LoopInvariants()), ("model",),
+        "before loops are looked at and values folded in their bodies: what never changes may be a constant there",
     ),
     RegisteredPass(
         "counted_loops", _of(CountedLoops()), ("model",),

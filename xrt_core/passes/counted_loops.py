@@ -3,18 +3,19 @@
 Of a Loop that only its condition ends nothing is known: how often it turns, how many its scan outputs are, and whether
 an index that it counts stays in range. So engines get its body, turn by turn, at best.
 
-1. A Loop without a limit whose condition, at first and at the end of each turn, is that a counter is less than a limit,
-   where the counter is a state that grows by the same positive integer at every turn, and the limit the same at every
-   turn, gets the number of turns as its limit, and conditions that always hold.
-2. What reads such a counter in the body reads the number of the turn instead, where it starts at a known number.
-3. Unchanged: loops whose first condition is another one, that compare anything else, or that have a limit.
+1. A Loop whose condition, at first and at the end of each turn, is that a counter is less than a limit, or that several
+   are, where a counter is a state that grows by the same positive integer at every turn, or the number of the turn, and
+   a limit the same at every turn, gets the number of turns as its limit, and conditions that always hold.
+2. What reads a state in the body that grows by the same integer at every turn, from a known number on, reads the number
+   of the turn instead.
+3. Unchanged: loops whose first condition is another one, and those that compare anything else.
 
 Comparisons of counters as floats, which exporters write, are those of the integers up to 2^24, and taken for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,12 +23,14 @@ from msgspec import Struct
 
 from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType
-from xrt_core.passes.pass_base import Pass
+from xrt_core.passes.pass_base import Pass, typed
 
 _VERSION: Final = 13  # of the nodes that are made, whose later versions only take more types
 _INT64: Final = np.dtype(np.int64)
 _UNLIMITED: Final = np.iinfo(np.int32).max
 """A limit that stands for none."""
+_ZERO: Final = Value.constant(np.array(0, _INT64), "")
+"""The number of the first turn."""
 _BOOL: Final = 9
 _HOLDING: Final = (1, 6, 7, 11, 13)  # float32, the integers of 32 and 64 bits, float64, and uint64
 _COMPARISONS: Final[Mapping[str, tuple[bool, bool]]] = {
@@ -37,13 +40,17 @@ _COMPARISONS: Final[Mapping[str, tuple[bool, bool]]] = {
 
 
 class Counter(Struct, frozen=True):
-    """How a Loop counts. state: the number of the state. step: by how much it grows. limit: the outer value up to which
-    it counts. includes: whether it may reach that."""
+    """How a Loop counts. state: the number of the state; None for the number of the turn, before the turn. step: by how
+    much it grows. limit: the outer value up to which it counts. includes: whether it may reach that."""
 
-    state: int
+    state: int | None
     step: int
     limit: Value
     includes: bool
+
+    def start(self, node: Node) -> Value | None:
+        """What it is before the first turn."""
+        return _ZERO if self.state is None else node.inputs[2 + self.state]
 
 
 class CountedLoops(Pass):
@@ -52,43 +59,63 @@ class CountedLoops(Pass):
     name = "counted_loops"
 
     def rewrite(self, graph: Graph) -> Graph:
+        if not any(n.op_type == "Loop" and not n.domain for n in graph.nodes):
+            return graph
+        untyped, graph = graph, typed(graph)
         made: list[Node] = []
         changed = False
         for node in graph.nodes:
-            counter = _counter(node) if node.op_type == "Loop" and not node.domain else None
-            if counter is not None and _is_checked_first(node, counter, graph):
-                turns, node = _counted(node, counter)
-                made += turns
-                changed = True
+            if node.op_type == "Loop" and not node.domain:
+                counters = _counters(node)
+                if counters is not None and _is_checked_first(node, counters, graph):
+                    turns, node = _counted(node, counters, graph)
+                    made += turns
+                    changed = True
+                numbered = _by_turns(node)
+                changed |= numbered is not node
+                node = numbered
             made.append(node)
-        return graph.replace(nodes=made) if changed else graph
+        return graph.replace(nodes=made) if changed else untyped
 
 
-def _counter(node: Node) -> Counter | None:
-    """How a Loop counts; None where it does not, or has a limit already that is no formality."""
-    limit, body = node.inputs[0], node.attributes.get("body")
+def _counters(node: Node) -> list[Counter] | None:
+    """How a Loop counts; None where it ends otherwise, or only by a limit that it has already."""
+    body = node.attributes.get("body")
     assert isinstance(body, Graph)
-    if limit is not None and (limit.data is None or int(limit.data.max()) < _UNLIMITED):
-        return None
-    states = len(node.inputs) - 2
     producers = {v: n for n in body.nodes for v in n.outputs if v is not None}
-    test = _comparison(body.outputs[0], producers)
-    if test is None:
-        return None
+    tests = _comparisons(body.outputs[0], producers)
+    found = [_counter(t, node, body, producers) for t in tests or ()]
+    counters = [c for c in found if c is not None]
+    return counters if counters and len(counters) == len(found) else None
+
+
+def _counter(test: Node, node: Node, body: Graph, producers: Mapping[Value, Node]) -> Counter | None:
+    """What a comparison at the end of each turn counts."""
     swapped, includes = _COMPARISONS[test.op_type]
     counter, bound = (_uncast(v, producers) for v in (reversed(test.inputs) if swapped else test.inputs))
-    added = None if counter is None else producers.get(counter)
-    if counter is None or bound is None or added is None or added.op_type != "Add" or added.domain:
+    outer = None if bound is None else _outer(bound, node, body, producers)
+    if counter is None or bound is None or outer is None or not _is_count(bound):
         return None
-    for i in range(states):
-        before, after = body.inputs[2 + i], _uncast(body.outputs[1 + i], producers)
-        (by, *more) = [v for v in added.inputs if v is not before] or [None]
-        if after is not counter or more or by is None or by.data is None or by.data.size != 1:
-            continue
-        step, outer = int(by.data.reshape(-1)[0]), _outer(bound, node, body, producers)
-        if step > 0 and outer is not None and _is_count(before) and before.shape == () and _is_count(bound):
+    if counter is body.inputs[0]:
+        return Counter(None, 1, outer, includes)
+    for i in range(len(node.inputs) - 2):
+        before, step = body.inputs[2 + i], _step(i, body, producers)
+        after = _uncast(body.outputs[1 + i], producers)
+        if after is counter and step is not None and step > 0 and before.shape == ():
             return Counter(i, step, outer, includes)
     return None
+
+
+def _step(state: int, body: Graph, producers: Mapping[Value, Node]) -> int | None:
+    """By how much a state of integers grows at every turn; None where that is not known."""
+    before, after = body.inputs[2 + state], _uncast(body.outputs[1 + state], producers)
+    added = None if after is None else producers.get(after)
+    if added is None or added.op_type != "Add" or added.domain or not _is_count(before):
+        return None
+    (by, *more) = [v for v in added.inputs if v is not before] or [None]
+    if more or by is None or by.data is None or by.data.size != 1 or by.data.dtype.kind not in "iu":
+        return None
+    return int(by.data.reshape(-1)[0])
 
 
 def _uncast(v: Value | None, producers: Mapping[Value, Node], wanted: Value | None = None) -> Value | None:
@@ -116,31 +143,57 @@ def _outer(v: Value, node: Node, body: Graph, producers: Mapping[Value, Node]) -
 
 
 def _is_count(v: Value) -> bool:
-    """Whether a value is one integer, for all that is known."""
+    """Whether a value is one integer, for all that is known, or a float that is."""
+    if v.data is not None and v.data.dtype.kind == "f":
+        return v.data.size == 1 and float(v.data.reshape(-1)[0]).is_integer()
     return v.dtype is not None and v.dtype.kind in "iu" and v.shape in ((), None)
 
 
-def _comparison(condition: Value, producers: Mapping[Value, Node]) -> Node | None:
-    """The comparison whose result a condition is, or a copy of it."""
+def _comparisons(condition: Value, producers: Mapping[Value, Node]) -> list[Node] | None:
+    """The comparisons that must all hold for a condition to; None where anything else is asked."""
     n = producers.get(condition)
     while n is not None and not n.domain and n.op_type in ("Cast", "Identity") and (v := n.inputs[0]) is not None:
         if n.op_type == "Cast" and (v.dtype != np.bool_ or n.attributes.get("to") != _BOOL):
             return None
         n = producers.get(v)
-    return n if n is not None and not n.domain and n.op_type in _COMPARISONS else None
+    if n is None or n.domain:
+        return None
+    if n.op_type != "And":
+        return [n] if n.op_type in _COMPARISONS else None
+    both = [None if v is None else _comparisons(v, producers) for v in n.inputs]
+    found = [t for tests in both if tests is not None for t in tests]
+    return None if None in both else list(dict.fromkeys(found))
 
 
-def _is_checked_first(node: Node, counter: Counter, graph: Graph) -> bool:
-    """Whether what lets the first turn begin is the same comparison, of the counter's start."""
-    condition, start = node.inputs[1], node.inputs[2 + counter.state]
+def _is_checked_first(node: Node, counters: Sequence[Counter], graph: Graph) -> bool:
+    """Whether what lets the first turn begin is the same comparisons, of the counters' starts, or true like them."""
+    condition = node.inputs[1]
     producers = {v: n for n in graph.nodes for v in n.outputs if v is not None}
-    test = None if condition is None else _comparison(condition, producers)
-    if test is None or start is None:  # it begins whatever the counter is
+    checked = [c for c in counters if c.state is not None]
+    if condition is None or condition.data is not None:
+        return (condition is None or bool(condition.data.all())) and all(_begins(node, c) for c in checked)  # type: ignore[union-attr]
+    tests = _comparisons(condition, producers)
+    if tests is None or not all(any(_is_of_start(t, node, c, producers) for c in counters) for t in tests):
         return False
+    return all(_begins(node, c) or any(_is_of_start(t, node, c, producers) for t in tests) for c in checked)
+
+
+def _begins(node: Node, counter: Counter) -> bool:
+    """Whether a counter is known to let the first turn begin."""
+    start, limit = counter.start(node), counter.limit
+    if start is None or start.data is None or limit.data is None or start.data.size != 1 or limit.data.size != 1:
+        return False
+    return int(start.data.reshape(-1)[0]) < int(limit.data.reshape(-1)[0]) + counter.includes
+
+
+def _is_of_start(test: Node, node: Node, counter: Counter, producers: Mapping[Value, Node]) -> bool:
+    """Whether a comparison is the counter's, before the first turn."""
+    start = counter.start(node)
     swapped, includes = _COMPARISONS[test.op_type]
     operands = reversed(test.inputs) if swapped else test.inputs
-    pairs = zip(operands, (start, counter.limit), strict=True)
-    return includes == counter.includes and all(_is(v, wanted, producers) for v, wanted in pairs)
+    if start is None or includes != counter.includes:
+        return False
+    return all(_is(v, wanted, producers) for v, wanted in zip(operands, (start, counter.limit), strict=True))
 
 
 def _is(v: Value | None, wanted: Value, producers: Mapping[Value, Node]) -> bool:
@@ -152,12 +205,11 @@ def _is(v: Value | None, wanted: Value, producers: Mapping[Value, Node]) -> bool
     return bool(np.array_equal(found.data.reshape(-1), wanted.data.reshape(-1)))
 
 
-def _counted(node: Node, counter: Counter) -> tuple[list[Node], Node]:
+def _counted(node: Node, counters: Sequence[Counter], graph: Graph) -> tuple[list[Node], Node]:
     """The nodes that compute the number of turns, and the Loop of so many."""
-    body, name = node.attributes["body"], node.name or next((v.name for v in node.outputs if v is not None), "Loop")
+    body, name = node.attributes["body"], _name(node)
     assert isinstance(body, Graph)
-    start = node.inputs[2 + counter.state]
-    assert start is not None
+    producers = {v: n for n in graph.nodes for v in n.outputs if v is not None}
     made: list[Node] = []
 
     def add(op: str, *inputs: Value, **attributes: int) -> Value:
@@ -169,39 +221,93 @@ def _counted(node: Node, counter: Counter) -> tuple[list[Node], Node]:
         return Value.constant(np.array(n, _INT64), f"{name}/turns/{n}")
 
     scalar = Value.constant(np.zeros(0, _INT64), f"{name}/turns/shape")
-    ends = [add("Reshape", add("Cast", v, to=7), scalar) for v in (counter.limit, start)]
-    turns = add("Sub", *ends)
-    more = counter.step - 1 + counter.includes
-    if more:
-        turns = add("Add", turns, number(more))
-    if counter.step > 1:
-        turns = add("Div", turns, number(counter.step))
-    turns = add("Max", turns, number(0))
+
+    def whole(v: Value) -> Value:
+        return add("Reshape", add("Cast", v, to=7), scalar)
+
+    def turns_of(c: Counter) -> Value:
+        start = c.start(node)
+        assert start is not None
+        turns, more = whole(c.limit), c.step - 1 + c.includes
+        if start.data is None or start.data.any():
+            turns = add("Sub", turns, whole(start))
+        more += c.state is None  # it is compared once the turn is over
+        if more:
+            turns = add("Add", turns, number(more))
+        if c.step > 1:
+            turns = add("Div", turns, number(c.step))
+        return turns
+
+    limit = node.inputs[0]
+    has_limit = limit is not None and not (limit.data is not None and int(limit.data.max()) >= _UNLIMITED)
+    own = limit if has_limit else None
+    ends = [c.limit for c in counters if c.state is not None] + ([] if own is None else [own])
+
+    def adds_nothing(c: Counter) -> bool:
+        """Whether the Loop ends no earlier for a counter: one from 0 on by 1 up to the Loop's own limit, or the number
+        of the turn up to a limit that another one has."""
+        if c.state is None:
+            return any(_is(c.limit, v, producers) for v in ends)
+        return own is not None and _is_from_zero(c, node) and _is(own, c.limit, producers)
+
+    needed = [c for c in counters if not adds_nothing(c)]
+    bounds = [turns_of(c) for c in needed]
+    if own is not None:
+        bounds.append(whole(own))
+    turns = bounds[0]
+    for other in bounds[1:]:
+        turns = add("Min", turns, other)
+    if needed:
+        turns = add("Max", turns, number(0))
     again = Value.constant(np.array(True), f"{name}/turns/again")
     inside = body.replace(outputs=[again, *body.outputs[1:]])
-    if start.data is not None:
-        inside = _by_turns(inside, counter, int(start.data.reshape(-1)[0]), name)
     attributes = {**node.attributes, "body": inside}
     return made, node.replace(inputs=[turns, again, *node.inputs[2:]], attributes=attributes)
 
 
-def _by_turns(body: Graph, counter: Counter, start: int, name: str) -> Graph:
-    """A body that reads the number of the turn in place of the counter."""
-    before = body.inputs[2 + counter.state]
-    own = before.dtype or _INT64
+def _is_from_zero(c: Counter, node: Node) -> bool:
+    """Whether a counter is the number of the turns that are over."""
+    start = c.start(node)
+    counts = c.state is not None and c.step == 1 and not c.includes
+    return counts and start is not None and start.data is not None and not start.data.any()
+
+
+def _name(node: Node) -> str:
+    return node.name or next((v.name for v in node.outputs if v is not None), "Loop")
+
+
+def _by_turns(node: Node) -> Node:
+    """A Loop whose body reads the number of the turn in place of the states that grow with it."""
+    body, name = node.attributes["body"], _name(node)
+    assert isinstance(body, Graph)
+    producers = {v: n for n in body.nodes for v in n.outputs if v is not None}
     made: list[Node] = []
+    new: dict[Value, Value] = {}
+    for i, start in enumerate(node.inputs[2:]):
+        before, step = body.inputs[2 + i], _step(i, body, producers)
+        is_known = start is not None and start.data is not None and start.data.size == 1 and before.shape == ()
+        read = any(before in n.uses() for n in body.nodes if n is not producers.get(body.outputs[1 + i]))
+        if not step or start is None or start.data is None or not is_known or not read:
+            continue
+        new[before] = _at_turn(body.inputs[0], before, step, int(start.data.reshape(-1)[0]), f"{name}/turn/{i}", made)
+    if not new:
+        return node
+    nodes = [substitute(n, new) for n in body.nodes]
+    inside = body.replace(nodes=[*made, *nodes], outputs=[new.get(v, v) for v in body.outputs])
+    return node.replace(attributes={**node.attributes, "body": inside})
+
+
+def _at_turn(turn: Value, state: Value, step: int, start: int, name: str, made: list[Node]) -> Value:
+    """A state that is `start` at first and grows by `step`, from the number of the turn, by nodes that are added."""
+    own = state.dtype or _INT64
 
     def add(op: str, *inputs: Value, **attributes: int) -> Value:
-        result = Value(f"{name}/turn/{len(made)}", TensorType(own if op == "Cast" else _INT64, ()))
-        made.append(Node(op, inputs, [result], attributes, version=_VERSION, name=f"{name}/turn/{op}{len(made)}"))
+        result = Value(f"{name}/{op}", TensorType(own if op == "Cast" else _INT64, ()))
+        made.append(Node(op, inputs, [result], attributes, version=_VERSION, name=f"{name}/{op}"))
         return result
 
-    at = body.inputs[0]
-    if counter.step != 1:
-        at = add("Mul", at, Value.constant(np.array(counter.step, _INT64), f"{name}/turn/step"))
+    if step != 1:
+        turn = add("Mul", turn, Value.constant(np.array(step, _INT64), f"{name}/step"))
     if start:
-        at = add("Add", at, Value.constant(np.array(start, _INT64), f"{name}/turn/start"))
-    if own != _INT64:
-        at = add("Cast", at, to=DTYPE_TO_ONNX[own])
-    nodes = [substitute(n, {before: at}) for n in body.nodes]
-    return body.replace(nodes=[*made, *nodes], outputs=[at if v is before else v for v in body.outputs])
+        turn = add("Add", turn, Value.constant(np.array(start, _INT64), f"{name}/start"))
+    return turn if own == _INT64 else add("Cast", turn, to=DTYPE_TO_ONNX[own])

@@ -148,8 +148,9 @@ class _Specialiser:
         self.as_lists(stacks)
 
     def is_replaced(self, node: Node) -> bool:
-        """Replace an If by the branch that is taken, an Identity by its input, and what joins the list of a Loop's
-        results by what does so with these. Returns whether it was replaced."""
+        """Replace an If by the branch that is taken, an Identity by its input, the product of few integers by that of
+        each with the next, and what joins the list of a Loop's results by what does so with these. Returns whether it
+        was replaced."""
         new, op, source = self.new, node.op_type, node.inputs[0] if node.inputs else None
         if node.domain or source is None:
             return False
@@ -165,6 +166,9 @@ class _Specialiser:
             if result is not None:
                 new[result] = source
             return result is not None
+        if op == "ReduceProd" and (factors := _as_product(node, source)) is not None:
+            self.nodes(factors)
+            return True
         stack = self.stacks.get(source) if op == "ConcatFromSequence" else None
         joined = None if stack is None else concatenated(node, stack)
         self.nodes(joined or ())
@@ -307,7 +311,7 @@ class _Specialiser:
         limit = None if self.symbolic is None else self.symbolic.number(loop.inputs[0])
         if self.symbolic is None or limit is None or limit.constant is not None or not runs_to_limit(loop, body):
             return trip_count(loop, body)
-        return limit.dim if self.symbolic.holds(limit) else None
+        return self.symbolic.dim(limit) if self.symbolic.holds(limit) else None
 
     def typed_scan(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
         scans = node.attributes["num_scan_inputs"]
@@ -330,6 +334,40 @@ class _Specialiser:
         stacked = [_stacked(v.type, length, a) for v, a in zip(results, out_axes, strict=True)]  # type: ignore[arg-type]
         found = [*states, *stacked][: len(node.outputs)]
         return node.replace(attributes={**node.attributes, "body": body}), found
+
+
+_FEW = 4  # factors
+
+
+def _as_product(node: Node, x: Value) -> list[Node] | None:
+    """The nodes that multiply the few integers of a vector, as exporters multiply sizes, one with the next: libraries
+    compute a ReduceProd of integers in floats, or not at all. None for other products."""
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    given = node.attributes.get("axes") if axes is None else None if axes.data is None else tuple(axes.data.tolist())
+    whole = given in ((0,), (-1,)) or (axes is None and not given and not node.attributes.get("noop_with_empty_axes"))
+    (result,) = node.outputs
+    if result is None or not whole or x.dtype not in (np.int32, np.int64) or x.shape is None or len(x.shape) != 1:
+        return None
+    count = x.shape[0]
+    if not isinstance(count, int) or not 0 < count <= _FEW:
+        return None
+    keeps = bool(node.attributes.get("keepdims", 1))
+    made: list[Node] = []
+
+    def add(op: str, *inputs: Value, last: bool = False, version: int = 13) -> Value:
+        name = f"{node.name or result.name}/{op}{len(made)}"
+        v = result if last else Value(name, TensorType(x.dtype, (1,) if keeps else ()))
+        made.append(Node(op, inputs, [v], version=version, name=name, annotations=node.annotations))
+        return v
+
+    def factor(i: int, last: bool = False) -> Value:
+        at = Value.constant(np.array([i] if keeps else i, np.int64), f"{node.name or result.name}/at{i}")
+        return add("Gather", x, at, last=last)
+
+    product = factor(0, last=count == 1)
+    for i in range(1, count):
+        product = add("Mul", product, factor(i), last=i == count - 1, version=14)
+    return made
 
 
 def _common(a: ValueType | None, b: ValueType | None) -> ValueType | None:

@@ -44,6 +44,8 @@ class Ratio(Struct, frozen=True):
         below = max(self._exact(), other._exact())
         parts = [r.above * (below // r.below) for r in (self, other)]
         known = [p.constant for p in parts]
+        if any(n is not None and abs(n) > MOST for n in known):
+            raise ValueError("a sum with a number beside which others are rounded")
         if all(n is None or abs(n) > _LARGEST for n in known):  # what was large before may be small, and rounded
             raise ValueError("a sum of two sizes, or with a large number")
         return Ratio(parts[0] + parts[1], below)
@@ -54,6 +56,8 @@ class Ratio(Struct, frozen=True):
     def __mul__(self, other: Ratio) -> Ratio:
         if self.above.constant is None and other.above.constant is None:
             raise ValueError("a product of two sizes")
+        if any(n is not None and abs(n) > MOST for n in (self.above.constant, other.above.constant)):
+            raise ValueError("a product with a number that may be rounded")
         return Ratio(self.above * other.above, self._exact() * other._exact())
 
     def __truediv__(self, other: Ratio) -> Ratio:

@@ -14,6 +14,7 @@ from xrt_core.ir.graph import Node
 from xrt_core.ir.inference import einsum_axes
 from xrt_core.ir.symbols import Expr
 from xrt_core.passes.symbolic_elements import (
+    BEYOND,
     KnownElements,
     constants,
     dims_of,
@@ -161,6 +162,8 @@ def _sliced(s: KnownElements, d: Expr | None, start: Expr | None, end: Expr | No
     if not (s.holds(start) and s.holds(d - end) and s.holds(end - start)):
         return None
     length = end - start
+    if step >= BEYOND and s.holds(length - 1) and s.holds(step - length):
+        return Expr.of(1)
     return length if step == 1 else (length + step - 1) // step
 
 

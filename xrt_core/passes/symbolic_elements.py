@@ -20,6 +20,9 @@ from xrt_core.passes.size_ratios import Ratio
 MOST_ELEMENTS: Final = 64
 """Elements of a tensor that are followed."""
 
+BEYOND: Final = 10**9
+"""What stands for the end of an axis, or a step over all of it: no size is larger, which is a guard."""
+
 _BOOL: Final = DTYPE_TO_ONNX[np.dtype(np.bool_)]
 _WIDE_INTEGERS: Final = (DTYPE_TO_ONNX[np.dtype(np.int32)], DTYPE_TO_ONNX[np.dtype(np.int64)])
 
@@ -301,6 +304,9 @@ def extreme(largest: bool) -> Callable[[KnownElements, Expr, Expr], Expr]:
             return b if largest else a
         if is_least(s, b, a):
             return a if largest else b
+        for x, y in ((a, b), (b, a)):
+            if (y.constant or 0) >= BEYOND and s.holds(y - x):
+                return y if largest else x
         return a + b - least(a, b) if largest else least(a, b)
 
     return op
@@ -325,12 +331,24 @@ def _not(s: KnownElements, a: Expr | None) -> Expr | None:
     return None if a is None or a.constant is None else Expr.of(not a.constant)
 
 
-def _both(s: KnownElements, a: Expr, b: Expr) -> Expr | None:
-    return None if a.constant is None or b.constant is None else Expr.of(bool(a.constant and b.constant))
+def _logical(decided: bool) -> _ElementRule:
+    """Of And and Or. decided: what one operand makes the result, whatever the other is."""
 
+    def rule(s: KnownElements, node: Node) -> Elements | None:
+        result = node.outputs[0]
+        shape = None if result is None or not result.is_static else result.shape
+        if shape is None or math.prod(shape) > MOST_ELEMENTS:  # type: ignore[arg-type]
+            return None
+        found = [s.elements(v) for v in node.inputs]
+        given = [np.full((), None, object) if f is None else f for f in found]
+        made = []
+        for items in zip(*(np.broadcast_to(f, shape).flat for f in given), strict=True):  # type: ignore[arg-type]
+            known = [bool(e.constant) for e in items if e is not None and e.constant is not None]
+            settled = decided in known or len(known) == 2
+            made.append(Expr.of(decided if decided in known else not decided) if settled else None)
+        return objects(made).reshape(shape)  # type: ignore[arg-type]
 
-def _either(s: KnownElements, a: Expr, b: Expr) -> Expr | None:
-    return None if a.constant is None or b.constant is None else Expr.of(bool(a.constant or b.constant))
+    return rule
 
 
 def _where(s: KnownElements, node: Node) -> Elements | None:
@@ -409,8 +427,8 @@ ELEMENT_RULES: Final[Mapping[str, _ElementRule]] = MappingProxyType(
         "Greater": _elementwise(lambda s, a, b: _not(s, _at_least(s, b, a))),
         "Less": _elementwise(lambda s, a, b: _not(s, _at_least(s, a, b))),
         "Not": _elementwise(_not),
-        "And": _elementwise(_both),
-        "Or": _elementwise(_either),
+        "And": _logical(False),
+        "Or": _logical(True),
         "Where": _where,
         "ReduceMax": _reduced(extreme(True)),
         "ReduceMin": _reduced(extreme(False)),
@@ -459,6 +477,34 @@ def _rounding(up: bool) -> _ElementRule:
     return rule
 
 
+def _whole_extreme(largest: bool) -> _ElementRule:
+    """Of whole numbers, which floats compare as integers are: rounding keeps their order, and constants are exact."""
+    combine = extreme(largest)
+
+    def rule(s: KnownElements, node: Node) -> Elements | None:
+        found = [_whole(s, v) for v in node.inputs]
+        if any(f is None for f in found):
+            return None
+        arrays = np.broadcast_arrays(*found)  # type: ignore[arg-type]
+        rows = zip(*(a.flat for a in arrays), strict=True)
+        made = [None if None in items else _total(combine, s, items) for items in rows]
+        return objects([None if e is None else Ratio(e) for e in made]).reshape(arrays[0].shape)
+
+    return rule
+
+
+def _whole(s: KnownElements, v: Value | None) -> Elements | None:
+    """The elements of a tensor of floats that are whole numbers."""
+    data = None if v is None else v.data
+    if data is not None and data.size <= MOST_ELEMENTS and np.isfinite(data).all():
+        numbers = data.reshape(-1).tolist()
+        return objects([Expr.of(int(x)) if x == int(x) else None for x in numbers]).reshape(data.shape)
+    found = s.ratios(v)
+    if found is None:
+        return None
+    return objects([r.above if r is not None and r.below == 1 else None for r in found.flat]).reshape(found.shape)
+
+
 def _no_larger(*_: Any) -> None:
     """Quotients are not compared, so that extremes are followed of one element alone: of a batch of one."""
 
@@ -476,6 +522,8 @@ RATIO_RULES: Final[Mapping[str, _ElementRule]] = MappingProxyType(
         "Concat": _of_floats(_concat),
         "Slice": _of_floats(_sliced),
         "Transpose": _of_floats(_transposed),
+        "Max": _whole_extreme(True),
+        "Min": _whole_extreme(False),
         "ReduceMax": _of_floats(_reduced(_no_larger)),
         "ReduceMin": _of_floats(_reduced(_no_larger)),
         "Add": _of_floats(_elementwise(_add)),

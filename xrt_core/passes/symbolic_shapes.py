@@ -3,7 +3,8 @@
 `SymbolicShapes` goes with the traversal of `shape_specialization`. It knows the elements of small integer tensors as
 expressions over the symbols (`symbolic_elements`), and from these the dimensions that type inference, which knows
 numbers alone, leaves open (`symbolic_dims`); of larger integer tensors their range, and from that which computed
-indices stay within their dimension. What it does not know stays unknown.
+indices stay within their dimension. In the body of a Loop the number of the turn is a symbol too, from 0 to its last,
+which no dimension has. What it does not know stays unknown.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class SymbolicShapes:
 
     def __init__(self, symbols: Mapping[str, Symbol], sizes: Mapping[str, int] | None = None) -> None:
         self._symbols = symbols
+        self._turns: dict[str, Expr] = {}  # symbols for the numbers of turns, and how many turns there are at most
         self.sizes: Mapping[str, int] = {} if sizes is None else sizes
         self._known: dict[Value, Elements] = {}
         self._ranges: dict[Value, Interval] = {}
@@ -74,7 +76,7 @@ class SymbolicShapes:
         dtype = t.dtype if isinstance(t, TensorType) else None
         if dtype is None:
             dtype = self._dtype(node)
-        made = [e.dim if isinstance(e, Expr) else None for e in shape]
+        made = [self.dim(e) for e in shape]
         if isinstance(t, TensorType) and t.shape is not None and len(t.shape) == len(made):
             pairs = zip(t.shape, made, strict=True)
             made = [f if isinstance(f, int) else m if m is not None else f for f, m in pairs]
@@ -202,7 +204,11 @@ class SymbolicShapes:
         return objects([Ratio.of(x) for x in v.data.reshape(-1).tolist()]).reshape(v.data.shape)
 
     def rounded(self, r: Ratio, up: bool = False) -> Expr | None:
-        """A quotient of sizes rounded as floats round it, where it is not negative, and its numerator not large."""
+        """A quotient of sizes rounded as floats round it, where it is not negative, and its numerator not large; a
+        whole number is what it is."""
+        number = r.above.constant
+        if r.below == 1 and number is not None and number >= 0:
+            return r.above
         if not self.holds(r.above) or not self.holds(MOST - r.above):
             return None
         return r.ceil() if up else r.floor()
@@ -230,7 +236,11 @@ class SymbolicShapes:
         if found is None:
             return None
         whole = [e.above if isinstance(e, Ratio) and e.below == 1 else e for e in found.reshape(-1)]
-        return tuple(e.dim if isinstance(e, Expr) else None for e in whole)
+        return tuple(self.dim(e) if isinstance(e, Expr) else None for e in whole)
+
+    def dim(self, e: Expr | None) -> Dim:
+        """An expression as a dimension; None where it is unknown, or depends on the number of a turn."""
+        return None if e is None or not e.symbols.isdisjoint(self._turns) else e.dim
 
     def number(self, v: Value | None) -> Expr | None:
         """The element of an integer tensor of one; None where nothing is known of it."""
@@ -240,6 +250,9 @@ class SymbolicShapes:
     def counts(self, v: Value, limit: Expr) -> None:
         """Note that a value is the number of a turn, of which there are no more than a limit."""
         self._ranges[v] = (Expr.of(0), limit - 1)
+        name = f"turn.{len(self._turns)}"
+        self._turns[name] = limit
+        self._known[v] = np.array(Expr.of(name), object)
 
     def known(self) -> tuple[Any, ...]:
         """All that is known by now, for `reset`."""
@@ -288,13 +301,29 @@ class SymbolicShapes:
         """Whether an expression is not negative: always, or in the first call, which makes it a guard."""
         if not self._may_hold(e):
             return False
-        low = self.bounds(e)[0]
-        if low is None or low < 0:
-            self.guards[e] = None
+        for end in self._at_first_and_last_turn(e) or ():
+            if end is not e:
+                self.holds(end)
+            elif (low := self.bounds(e)[0]) is None or low < 0:
+                self.guards[e] = None
         return True
+
+    def _at_first_and_last_turn(self, e: Expr) -> list[Expr] | None:
+        """An expression itself, where it does not depend on a turn; else those for its first and last turn, where all
+        between lie between them, and None where that is not known."""
+        turn = next((t for t in sorted(e.symbols) if t in self._turns), None) if self._turns else None
+        if turn is None:
+            return [e]
+        for monomial, _ in e.terms:
+            if monomial.count(turn) > 1 or any(not isinstance(a, str) and turn in a.symbols for a in monomial):
+                return None
+        return [e.substitute({turn: at}) for at in (Expr.of(0), self._turns[turn] - 1)]
 
     def _may_hold(self, e: Expr) -> bool:
         """What `holds` says, without a new guard."""
+        ends = self._at_first_and_last_turn(e)
+        if ends is None or len(ends) > 1:
+            return ends is not None and all(map(self._may_hold, ends))
         low, high = self.bounds(e)
         if (low is not None and low >= 0) or e in self.guards:
             return True

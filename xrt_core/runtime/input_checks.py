@@ -409,7 +409,11 @@ def _range(
 def _range_of(v: Value, origins: Origins, steps: int, found: dict[tuple[Value, int], _Range]) -> _Range:
     dtype = v.dtype
     if dtype is None or dtype.kind not in "iub":
-        return -math.inf, math.inf  # floats may be NaN, whose integer is anything
+        source = _whole_source(v, origins.get(v))
+        low, high = (-math.inf, math.inf) if source is None or not steps else _range(source, origins, steps - 1, found)
+        most = 0 if dtype is None else _EXACT.get(dtype.name, 0)
+        # other floats may be NaN, whose integer is anything
+        return (low, high) if -most <= low and high <= most else (-math.inf, math.inf)
     if v.data is not None and v.data.size:
         return int(v.data.min()), int(v.data.max())
     limits: Any = np.iinfo(dtype) if dtype.kind != "b" else None
@@ -421,11 +425,42 @@ def _range_of(v: Value, origins: Origins, steps: int, found: dict[tuple[Value, i
         return 0, min(max(origin.limit - 1, 0), whole[1])
     sources = origin.inputs if isinstance(origin, Node) else origin
     given = [_range(x, origins, steps - 1, found) for x in sources if x is not None]
-    if isinstance(origin, Node):
+    if isinstance(origin, Node) and (divisor := _remainder(origin, origins)) is not None:
+        low, high = (0 if given[0][0] >= 0 else 1 - divisor), divisor - 1
+    elif isinstance(origin, Node):
         low, high = _computed(origin, v, given)
     else:
         low, high = min((a for a, _ in given), default=whole[0]), max((b for _, b in given), default=whole[1])
     return (low, high) if whole[0] <= low and high <= whole[1] else whole  # beyond it wraps around
+
+
+_EXACT: Final[Mapping[str, int]] = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}
+"""Up to where floats hold every integer."""
+
+
+def _whole_source(v: Value, origin: Origin | None) -> Value | None:
+    """What a float is made of, where that is an integer."""
+    source = origin.inputs[0] if isinstance(origin, Node) and traits_of(origin).cast and origin.inputs else None
+    is_whole = source is not None and source.dtype is not None and source.dtype.kind in "iu"
+    return source if is_whole and isinstance(origin, Node) and origin.op_type != "BitCast" else None
+
+
+def _remainder(node: Node, origins: Origins) -> int | None:
+    """The divisor of x - x / c * c, which is how exporters without Mod write a remainder; None for anything else."""
+    x, product = node.inputs if len(node.inputs) == 2 and node.op_type == "Sub" and not node.domain else (None, None)
+    times = None if product is None else origins.get(product)
+    if not isinstance(times, Node) or times.op_type != "Mul" or times.domain:
+        return None
+    for quotient, c in (times.inputs, times.inputs[::-1]):
+        divided = None if quotient is None else origins.get(quotient)
+        if not isinstance(divided, Node) or divided.op_type != "Div" or divided.domain or divided.inputs[0] is not x:
+            continue
+        by = divided.inputs[1]
+        if by is not None and c is not None and by.data is not None and c.data is not None:
+            numbers = {*by.data.reshape(-1).tolist(), *c.data.reshape(-1).tolist()}
+            if len(numbers) == 1 and (n := numbers.pop()) > 0:
+                return int(n)
+    return None
 
 
 def _computed(node: Node, result: Value, given: Sequence[_Range]) -> _Range:
@@ -478,8 +513,12 @@ def _before(node: Node, result: Value, wanted: Bounds) -> list[tuple[Value, Boun
     if traits.cast and node.op_type != "BitCast":
         source = node.inputs[0]
         limits: Any = np.iinfo(result.dtype) if result.dtype is not None and result.dtype.kind in "iu" else None
-        if source is None or limits is None:
+        if source is None:
             return []
+        if limits is None:  # a float that is a whole number: where all are, the bounds hold for what it was made of
+            most = _EXACT.get(result.dtype.name, 0) if result.dtype is not None else 0
+            is_whole = _whole_source(result, node) is not None and max(map(abs, (*wanted.low, *wanted.high))) < most
+            return [(source, wanted)] if is_whole else []
         low, high = (tuple(min(max(b, limits.min), limits.max) for b in ends) for ends in (wanted.low, wanted.high))
         return [(source, replace(wanted, low=low, high=high))]
     if node.op_type == "TopK" and result is node.outputs[0] and not node.domain:
