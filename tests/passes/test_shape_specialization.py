@@ -275,3 +275,33 @@ def test_expanded_operators_take_their_place_twice() -> None:
     made = specialise(g, [x.type], {}, run_node, expand=lambda n: body if n.op_type == "Celu" else None)
     verify(made, "specialise")
     assert [n.op_type for n in made.nodes] == ["Exp", "Neg", "Exp", "Neg"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
+@pytest.mark.parametrize(
+    ("version", "axes", "attributes"),
+    [
+        (13, None, {}),
+        (13, None, {"axes": (0,), "keepdims": 0}),
+        (18, None, {"keepdims": 0}),
+        (18, ints(0), {}),
+        (18, ints(-1), {"keepdims": 0, "noop_with_empty_axes": 1}),
+        (18, None, {"noop_with_empty_axes": 1}),
+    ],
+    ids=str,
+)
+def test_products_of_few_integers(
+    version: int, axes: Value | None, attributes: dict[str, Any], dtype: Any, count: int
+) -> None:
+    """Up to four integers, which are sizes mostly, are multiplied one with the next; with the same result."""
+    x, y = Value("x", TensorType(np.dtype(dtype), (count,))), Value("y")
+    if axes is not None:
+        axes = Value.constant(np.reshape(axes.data, (1,)))  # type: ignore[arg-type]
+    inputs = [x] if axes is None else [x, axes]
+    graph = graph_of([x], [y], [Node("ReduceProd", inputs, [y], attributes, version=version, name="product")])
+    made = run(graph)
+    is_kept = count > 4 or dtype == np.float32 or (axes is None and bool(attributes.get("noop_with_empty_axes")))
+    assert ([n.op_type for n in made.nodes] == ["ReduceProd"]) == is_kept
+    given = [np.arange(2, 2 + count, dtype=dtype)]
+    assert_same(run_graph(made, given), run_graph(graph, given))
