@@ -517,6 +517,7 @@ ELSEWHERE: Final = {
     "xrt_core/quantization/calibration.py": "the policy of quantisation: products that engines have in int8",
     "xrt_core/runtime/memory_planner.py": "what NumPy copies: a regrouping of elements that do not lie in a row",
     "xrt_core/passes/counted_loops.py": "comparisons that end a loop, and which way round they are",
+    "xrt_core/passes/loop_invariants.py": "which loops have states, and where",
     "xrt_core/passes/symbolic_ranges.py": "operators that take elements of the first input into other columns",
     "xrt_core/runtime/input_checks.py": "how indices of operators are bounded",
     "xrt_core/testing/operator_table.py": "cases that are generated for operators",

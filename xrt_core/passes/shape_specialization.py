@@ -166,9 +166,10 @@ class _Specialiser:
             if result is not None:
                 new[result] = source
             return result is not None
-        if op == "ReduceProd" and (factors := _as_product(node, source)) is not None:
-            self.nodes(factors)
-            return True
+        if op == "ReduceProd" and not any(n.op_type == "Shape" and source in n.outputs for n in self.made):
+            factors = _as_product(node, source)  # of a whole shape it is a Size
+            self.nodes(factors or ())
+            return factors is not None
         stack = self.stacks.get(source) if op == "ConcatFromSequence" else None
         joined = None if stack is None else concatenated(node, stack)
         self.nodes(joined or ())

@@ -335,18 +335,22 @@ def _logical(decided: bool) -> _ElementRule:
     """Of And and Or. decided: what one operand makes the result, whatever the other is."""
 
     def rule(s: KnownElements, node: Node) -> Elements | None:
-        result = node.outputs[0]
-        shape = None if result is None or not result.is_static else result.shape
-        if shape is None or math.prod(shape) > MOST_ELEMENTS:  # type: ignore[arg-type]
-            return None
-        found = [s.elements(v) for v in node.inputs]
+        found, result = [s.elements(v) for v in node.inputs], node.outputs[0]
         given = [np.full((), None, object) if f is None else f for f in found]
+        if all(f is not None for f in found):
+            shape = np.broadcast_shapes(*(f.shape for f in given))
+        elif result is None or not result.is_static or result.shape is None:
+            return None
+        else:
+            shape = result.shape
+        if math.prod(shape) > MOST_ELEMENTS:
+            return None
         made = []
-        for items in zip(*(np.broadcast_to(f, shape).flat for f in given), strict=True):  # type: ignore[arg-type]
+        for items in zip(*(np.broadcast_to(f, shape).flat for f in given), strict=True):
             known = [bool(e.constant) for e in items if e is not None and e.constant is not None]
             settled = decided in known or len(known) == 2
             made.append(Expr.of(decided if decided in known else not decided) if settled else None)
-        return objects(made).reshape(shape)  # type: ignore[arg-type]
+        return objects(made).reshape(shape)
 
     return rule
 
