@@ -104,7 +104,7 @@ def test_a_state_that_grows_is_planned_a_few_times_only() -> None:
 
 
 def test_bodies_run_on_engines() -> None:
-    """What is inside a loop, but for its counting, is compiled once and runs at every turn; captured values come along."""
+    """What is inside a loop, but for its counting, is compiled once and runs at every turn, with what it captures."""
     with fake_engine() as engine:
         m = XRTModule(counting_loop(scalar(5, np.int64), None), engine="fake")
         np.testing.assert_array_equal(m(X)[0], 6 * X)

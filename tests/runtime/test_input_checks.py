@@ -252,6 +252,56 @@ def _remainder(x: Value, divisor: Value, times: Value | None = None) -> list[Nod
     return [quotient, product, _apply("Sub", x, _out(product))]
 
 
+WRAPPED = ["where", "products", "products in another order"]
+
+
+def _wrapped(x: Value, size: int, way: str) -> list[Node]:
+    """x + size where x is negative, and x elsewhere, as JAX and Keras write it for a lookup."""
+    number = np.array(size, x.dtype)
+    below = _apply("Less", x, _known("zero", np.array(0, x.dtype)))
+    shifted = _apply("Add", x, _known("size", number))
+    if way == "where":
+        return [below, shifted, _apply("Where", _out(below), _out(shifted), x)]
+    is_below, above = _apply("Cast", _out(below), to=7), _apply("Not", _out(below))
+    is_above = _apply("Cast", _out(above), to=7)
+    first, second = [_out(is_below), _out(shifted)], [x, _out(is_above)]
+    if way != "products":
+        first, second = second[::-1], first[::-1]
+    a, b = _apply("Mul", *first), _apply("Mul", *second)
+    return [below, shifted, is_below, above, is_above, a, b, _apply("Add", _out(a), _out(b))]
+
+
+@pytest.mark.parametrize("way", WRAPPED)
+def test_indices_that_count_from_the_end(way: str) -> None:
+    """They are checked where they come in: from the least that is wrapped into the table to its last element."""
+    i, table = _value("i", INT, 4), _value("t", F, 7, 2)
+    nodes = _wrapped(i, 7, way)
+    last = _apply("Gather", table, _out(nodes[-1]))
+    assert not unproven_indices(Graph([i, table], [_out(last)], [*nodes, last], opsets={"": latest_opset()}, name="g"))
+    checks = input_checks(_function([i, table], *nodes, last))
+    assert isinstance(checks, InputChecks)
+    for n, is_right in ((-15, False), (-14, True), (-1, True), (0, True), (6, True), (7, False)):
+        assert checks.violates([np.array([0, n, 1, 2]), np.zeros((7, 2), F)]) != is_right
+    fewer = _apply("Gather", _value("u", F, 5, 2), _out(nodes[-1]))  # of a shorter table only what is not wrapped
+    checks = input_checks(_function([i, fewer.inputs[0]], *nodes, fewer))  # type: ignore[list-item]
+    assert isinstance(checks, InputChecks)
+    for n, is_right in ((-1, False), (0, True), (4, True), (5, False)):
+        assert checks.violates([np.array([0, n, 1, 2]), np.zeros((5, 2), F)]) != is_right
+
+
+@pytest.mark.parametrize("way", WRAPPED)
+def test_computed_indices_that_count_from_the_end(way: str) -> None:
+    """What is wrapped stays in range where what it is made of was."""
+    y = _value("y", F, 3, 7)
+    best = _apply("ArgMax", y, axis=1, keepdims=0)
+    shift = _apply("Sub", _out(best), _known("four", np.int64(4)))  # -4 to 2
+    for size, length, is_right in ((7, 7, True), (4, 4, True), (4, 3, False), (9, 8, False)):
+        nodes = _wrapped(_out(shift), size, way)
+        last = _apply("Gather", _value("t", F, length, 2), _out(nodes[-1]))
+        graph = Graph([y, last.inputs[0]], [_out(last)], [best, shift, *nodes, last], opsets={"": latest_opset()})
+        assert (not unproven_indices(graph)) == is_right
+
+
 def test_computed_indices_are_proved_or_kept_from_engines() -> None:
     """By the range of an ArgMax, of a remainder, of Clip, Min and Max, of sums and products, and of counting.
 

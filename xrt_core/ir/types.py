@@ -128,8 +128,19 @@ def type_from_text(text: str) -> TensorType | None:
     inside = rest[:-1]
     if inside == "...":
         return TensorType(dtype)
-    dims = inside.split(", ") if inside else []
+    dims = _dims_from_text(inside) if inside else []
     return TensorType(dtype, tuple(None if d == "?" else int(d) if d.isdecimal() else d for d in dims))
+
+
+def _dims_from_text(text: str) -> list[str]:
+    """The dimensions between commas; those within brackets are of expressions such as "min(n, 150)"."""
+    made: list[str] = []
+    for part in text.split(", "):
+        if made and made[-1].count("(") > made[-1].count(")"):
+            made[-1] += f", {part}"
+        else:
+            made.append(part)
+    return made
 
 
 # --- the size of a tensor --------------------------------------------------------------------------------------------

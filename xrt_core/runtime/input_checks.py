@@ -337,8 +337,16 @@ class Turn(Struct, frozen=True):
     limit: float
 
 
-Origin = Node | Turn | tuple[Value, ...]
-"""What makes a value: a node, the counting of turns, or control flow, which hands on one of several other values."""
+class Wrapped(Struct, frozen=True):
+    """The origin of an index that counts from the end where it is negative: `index`, or, below 0, `index + size`."""
+
+    index: Value
+    size: int
+
+
+Origin = Node | Turn | Wrapped | tuple[Value, ...]
+"""What makes a value: a node, the counting of turns, the wrapping of an index, or control flow, which hands on one of
+several other values."""
 Origins = dict[Value, Origin]
 
 
@@ -350,7 +358,53 @@ def _origins(graph: Graph) -> Origins:
         for body in node.subgraphs:
             found.update(_origins(body))
         _hand_on(node, found)
+        if node.op_type in ("Add", "Where") and not node.domain and (wrapped := _wrapped(node, found)) is not None:
+            found[wrapped[0]] = wrapped[1]
     return found
+
+
+def _wrapped(node: Node, origins: Origins) -> tuple[Value, Wrapped] | None:
+    """The result of a node and the index that it wraps, as Keras and JAX do for a lookup; None for other nodes.
+
+    Where(x < 0, x + n, x), or, as exporters write it for integers, (x < 0) * (x + n) + not (x < 0) * x.
+    """
+    (result,) = node.outputs
+    if result is None or result.dtype is None or result.dtype.kind not in "iu":
+        return None
+
+    def made_by(v: Value | None, op: str) -> tuple[Value | None, ...]:
+        origin = None if v is None else origins.get(v)
+        return origin.inputs if isinstance(origin, Node) and origin.op_type == op and not origin.domain else ()
+
+    def uncast(v: Value | None) -> Value | None:
+        return uncast(source[0]) if (source := made_by(v, "Cast")) else v
+
+    if node.op_type == "Where":
+        cases = [node.inputs]
+    else:
+        factors = [made_by(v, "Mul") for v in node.inputs]
+        if not all(factors):
+            return None
+        cases = [
+            (uncast(c), a, b)
+            for first, second in (factors, factors[::-1])
+            for c, a in (first, first[::-1])
+            for no, b in (second, second[::-1])
+            if (negated := made_by(uncast(no), "Not")) and negated[0] is uncast(c)
+        ]
+    for condition, below, x in cases:
+        test, shifted = made_by(condition, "Less"), made_by(below, "Add")
+        if x is None or not test or uncast(test[0]) is not uncast(x) or not _is_number(test[1], 0):
+            continue
+        sizes = [v for v in shifted if v is not x]
+        size = sizes[0].data if len(sizes) == 1 and sizes[0] is not None else None
+        if size is not None and size.size == 1 and int(size.reshape(-1)[0]) > 0:
+            return result, Wrapped(x, int(size.reshape(-1)[0]))
+    return None
+
+
+def _is_number(v: Value | None, number: int) -> bool:
+    return v is not None and v.data is not None and v.data.size == 1 and v.data.reshape(-1)[0] == number
 
 
 def _hand_on(node: Node, found: Origins) -> None:
@@ -385,6 +439,12 @@ def _sources(origin: Origin | None, result: Value, wanted: Bounds) -> list[tuple
     """The values whose elements come out as `result`, with their bounds; none where they are computed."""
     if isinstance(origin, Node):
         return _before(origin, result, wanted)
+    if isinstance(origin, Wrapped):
+        if len(wanted.low) > 1:
+            wanted = wanted.narrowed()
+        (low,), (high,) = wanted.low, wanted.high
+        wraps = low <= 0 and high >= origin.size - 1
+        return [(origin.index, replace(wanted, low=(low - origin.size if wraps else max(low, 0),)))]
     if not isinstance(origin, tuple):
         return []
     whole = all(v.shape is not None and result.shape is not None and v.shape[-1:] == result.shape[-1:] for v in origin)
@@ -423,6 +483,11 @@ def _range_of(v: Value, origins: Origins, steps: int, found: dict[tuple[Value, i
         return whole
     if isinstance(origin, Turn):
         return 0, min(max(origin.limit - 1, 0), whole[1])
+    if isinstance(origin, Wrapped):
+        low, high = _range(origin.index, origins, steps - 1, found)
+        if low < 0:
+            low, high = min(low + origin.size, 0 if high >= 0 else math.inf), max(high, origin.size - 1)
+        return (low, high) if whole[0] <= low and high <= whole[1] else whole
     sources = origin.inputs if isinstance(origin, Node) else origin
     given = [_range(x, origins, steps - 1, found) for x in sources if x is not None]
     if isinstance(origin, Node) and (divisor := _remainder(origin, origins)) is not None:
