@@ -207,6 +207,20 @@ def test_sizes_that_are_counted_in_floats(start: float, delta: float, expected: 
     assert shapes_through(nodes, ("b", "n"), *constants) == [expected]
 
 
+@pytest.mark.parametrize(("delta", "expected"), [(-1, "2*n"), (-3, "(2*n + 2)//3"), (1, "None"), (-0.5, "None")])
+def test_sizes_that_are_counted_down_in_floats(delta: float, expected: str) -> None:
+    """From a size to its negative, as XLNet numbers relative positions. A sum of sizes is exact for whole numbers."""
+    make = onnx.helper.make_node
+    nodes = [
+        make("Shape", ["x0"], ["shape"], start=1, end=2),
+        make("Neg", ["shape"], ["negative"]),
+        *(make("Cast", [v], [f"{v}_float"], to=onnx.TensorProto.FLOAT) for v in ("shape", "negative")),
+        *(make("Squeeze", [f"{v}_float", "x2"], [f"{v}_number"]) for v in ("shape", "negative")),
+        make("Range", ["shape_number", "negative_number", "x1"], ["y0"]),
+    ]
+    assert shapes_through(nodes, ("b", "n"), np.array(delta, np.float32), np.array([0])) == [expected]
+
+
 @pytest.mark.parametrize(
     ("op", "expected"),
     [("ReduceMin", "b, min(n, 5)"), ("ReduceMax", "b, -min(n, 5) + n + 5"), ("Min", "b, min(n, 5)")],

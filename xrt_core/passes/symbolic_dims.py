@@ -13,6 +13,7 @@ from typing import Any, Final
 from xrt_core.ir.graph import Node
 from xrt_core.ir.inference import einsum_axes
 from xrt_core.ir.symbols import Expr
+from xrt_core.passes.size_ratios import MOST, Ratio
 from xrt_core.passes.symbolic_elements import (
     BEYOND,
     KnownElements,
@@ -217,6 +218,13 @@ def _float_range_dims(s: KnownElements, node: Node) -> Dims | None:
     if any(x is None or x.size != 1 or x.item() is None for x in given):
         return None
     start, limit, delta = (x.item() for x in given if x is not None)
+    by = delta.above.constant
+    if by is not None and by < 0:
+        start, limit, delta, by = limit, start, delta * Ratio.of(-1), -by
+    if start.below == limit.below == delta.below == 1 and by:
+        span = limit.above - start.above
+        exact = all(s.holds(MOST - e) for x in (start, limit) for e in (x.above, -x.above))
+        return [(span + (by - 1)) // by] if exact and s.holds(span) and s.holds(MOST - span) else None
     count = s.rounded((limit - start) / delta, up=True)
     return None if count is None else [count]
 
