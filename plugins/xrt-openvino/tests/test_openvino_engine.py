@@ -334,3 +334,31 @@ def test_infinities_without_a_bound(engine: OpenVinoEngine) -> None:
     low, high = made.run([np.array([np.inf, -np.inf], np.float32)])
     np.testing.assert_array_equal(low, [np.inf, 0.5])
     np.testing.assert_array_equal(high, [0.5, -np.inf])
+
+
+@pytest.mark.parametrize("op", ["Max", "Min"])
+def test_a_bound_is_what_a_clip_has(engine: OpenVinoEngine, op: str) -> None:
+    """The larger of numbers and a constant one is taken, as variances are held to 0; of two inputs it is not, nor of NaN,
+    of which the library makes a number. Under guard calls with NaN are the host's."""
+    x, y, z = (_value(n, np.float32, 2, 3) for n in "xyz")
+
+    def taken(*inputs: Value) -> bool:
+        return bool(engine.supports(Node(op, inputs, [z], version=13, name="n"), "cpu", "inference"))
+
+    bound = Value.constant(np.array(0.5, np.float32), "bound")
+    assert taken(x, bound)
+    assert taken(bound, x)
+    assert not taken(x, y)
+    assert not taken(x, y, bound)
+    assert not taken(x, Value.constant(np.array(np.nan, np.float32), "nan"))
+    assert not taken(x, Value.constant(np.array([1, 2, 3], np.float32), "row"))
+    graph = Graph([x], [z], [Node(op, [x, bound], [z], version=13, name="n")], opsets={"": 21}, name="bounded")
+    how = {"prune": False, "minimum_nodes": 1, "guard": True, "guard_async": False, "guard_tune": False}
+    m = XRTModule(graph, engine="openvino", **how)
+    data = np.array([[0, 1, -2], [np.inf, 3, -np.inf]], np.float32)
+    numpy = np.maximum if op == "Max" else np.minimum
+    for _ in range(3):
+        np.testing.assert_array_equal(m(data), numpy(data, np.float32(0.5)))
+        missing = np.where(data == 3, np.float32(np.nan), data)
+        np.testing.assert_array_equal(m(missing), numpy(missing, np.float32(0.5)))
+    assert m.explain({"x": data}).engine_node_count == 1

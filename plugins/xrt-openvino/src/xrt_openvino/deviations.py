@@ -201,6 +201,14 @@ def _not_a_number(node: Node) -> str | None:
     return f"openvino's {node.op_type} gives numbers, or True, for what is not a number"
 
 
+def _extreme_of_several(node: Node) -> str | None:
+    """With a number for a bound, as variances have 0, it is what Relu and Clip are: right for finite inputs, which the
+    guard finds out."""
+    bounds = [v.data for v in node.inputs if v is not None and v.data is not None]
+    is_bound = len(node.inputs) == 2 and len(bounds) == 1 and bounds[0].dtype.kind == "f" and bounds[0].size == 1
+    return None if is_bound and not np.isnan(bounds[0]).any() else _not_a_number(node)
+
+
 def _split(node: Node) -> str | None:
     """Without sizes ONNX makes the last part smaller where the axis does not divide."""
     x, count = _given(node, 0), len(node.outputs)
@@ -231,8 +239,8 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "Celu": _not_a_number,
         "Greater": _not_a_number,
         "GreaterOrEqual": _not_a_number,
-        "Max": _not_a_number,
-        "Min": _not_a_number,
+        "Max": _extreme_of_several,
+        "Min": _extreme_of_several,
         "Mod": _not_a_number,
         "Pad": _pad,
         "RoiAlign": _roi_align,
