@@ -152,6 +152,18 @@ STRIDED = """i1 = Unsqueeze(i, first)
 
 
 @pytest.mark.parametrize("way", [ONE, STRIDED], ids=["one", "strided"])
+def test_a_row_at_every_turn_of_a_static_loop(way: str) -> None:
+    """So does an engine of static shapes, which would not take a Slice whose limits it does not know."""
+    pytest.importorskip("jax")
+    text = ROWS.replace("WAY", way).replace("b, n, 4] x", "2, 3, 4] x").replace("n, b, 4] all", "3, 2, 4] all")
+    m = xrt.XRTModule(onnx.parser.parse_model(text.replace("b, 4] row", "2, 4] row")), engine="xla", guard=False)
+    x = np.random.default_rng(0).random((2, 3, 4), np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(m(x), x.swapaxes(0, 1))
+    assert "100% of nodes" in str(m.explain()).splitlines()[1]
+
+
+@pytest.mark.parametrize("way", [ONE, STRIDED], ids=["one", "strided"])
 @pytest.mark.parametrize("engine", ["onnxruntime", "host"])
 def test_a_row_at_every_turn_has_a_shape(engine: str, way: str) -> None:
     """x[:, i] of a while loop, as a Slice of one element and as tf2onnx writes it: one of the shape of the others, so

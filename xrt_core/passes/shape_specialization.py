@@ -129,6 +129,9 @@ class _Specialiser:
                 node, types, stacks = made.node, made.types, made.stacks
         if self.symbolic is not None:
             types = self.symbolic.types(node, types)
+            if node.op_type == "Slice" and (taken := self.symbolic.as_gather(node, types)):
+                self.nodes(taken)
+                return
             if node.domain and not all(map(_is_settled_symbolically, types)):
                 types = self.types_by_body(node, types)
             simpler = self.symbolic.simplified(node, types, self.made)
@@ -181,7 +184,8 @@ class _Specialiser:
         outputs = []
         for v, inferred in zip(node.outputs, types, strict=True):
             if v is not None:
-                type_ = merged(v.type if self.symbolic is None else None, inferred)
+                is_static = self.symbolic is None or self.symbolic.is_static
+                type_ = merged(v.type if is_static else None, inferred)
                 if type_ != v.type or self.prefix:
                     result = Value(self.prefix + v.name if v.name else "", type_)
                     new[v] = result
@@ -259,11 +263,14 @@ class _Specialiser:
     def typed_body(self, body: Graph, types: Sequence[ValueType | None], turns: Expr | None = None) -> Graph:
         """A body for inputs of these types, capturing what it captured; captured values have their types already.
         turns: how many a Loop makes at most, whose number is the first input."""
-        inner = _Specialiser(self.run, self.fold_limit, self.expand, self.symbolic, self.body_of)
+        symbolic = self.symbolic
+        if symbolic is None and turns is not None:  # the number of the turn is the only symbol
+            symbolic = SymbolicShapes({})
+        inner = _Specialiser(self.run, self.fold_limit, self.expand, symbolic, self.body_of)
         inputs = [Value(v.name, t) for v, t in zip(body.inputs, types, strict=True)]
         inner.new.update(zip(body.inputs, inputs, strict=True))
-        if self.symbolic is not None and turns is not None:
-            self.symbolic.counts(inputs[0], turns)
+        if symbolic is not None and turns is not None:
+            symbolic.counts(inputs[0], turns)
         inner.nodes(body.nodes)
         outputs = [inner.new.get(v, v) for v in body.outputs]
         return DeadNodes().rewrite(body.replace(inputs=inputs, nodes=inner.made, outputs=outputs))
@@ -299,7 +306,7 @@ class _Specialiser:
 
     def typed_loop(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
         given: list[ValueType | None] = [None if v is None else v.type for v in node.inputs[2:]]
-        limit = None if self.symbolic is None else self.symbolic.number(node.inputs[0])
+        limit = _number(node.inputs[0]) if self.symbolic is None else self.symbolic.number(node.inputs[0])
         body, states = self.settled(node.subgraphs[0], given, [_INT64, _BOOL], 2, limit)
         node = node.replace(attributes={**node.attributes, "body": body})
         length = self.turns(node)
@@ -335,6 +342,11 @@ class _Specialiser:
         stacked = [_stacked(v.type, length, a) for v, a in zip(results, out_axes, strict=True)]  # type: ignore[arg-type]
         found = [*states, *stacked][: len(node.outputs)]
         return node.replace(attributes={**node.attributes, "body": body}), found
+
+
+def _number(v: Value | None) -> Expr | None:
+    """The number that a constant of one element is."""
+    return Expr.of(int(v.data.reshape(-1)[0])) if v is not None and v.data is not None and v.data.size == 1 else None
 
 
 _FEW = 4  # factors

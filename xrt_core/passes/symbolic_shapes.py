@@ -24,7 +24,15 @@ from xrt_core.ir.symbols import Bounds, Expr, Symbol, expression
 from xrt_core.ir.types import Dim, Shape, TensorType, ValueType
 from xrt_core.passes.size_ratios import FOLLOWED, MOST, Ratio
 from xrt_core.passes.symbolic_dims import RULES_OF_ALL_OUTPUTS, SHAPE_RULES, Dims
-from xrt_core.passes.symbolic_elements import ELEMENT_RULES, MOST_ELEMENTS, RATIO_RULES, Elements, dims_of, objects
+from xrt_core.passes.symbolic_elements import (
+    ELEMENT_RULES,
+    MOST_ELEMENTS,
+    RATIO_RULES,
+    Elements,
+    constants,
+    dims_of,
+    objects,
+)
 from xrt_core.passes.symbolic_ranges import MOST_COLUMNS, Interval, positions, result_columns, result_interval
 
 _INTEGERS: Final = (np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_))
@@ -51,10 +59,15 @@ class SymbolicShapes:
         self.within: set[tuple[Value, tuple[Dim, ...]]] = set()
         self.guards: dict[Expr, None] = {}
 
+    @property
+    def is_static(self) -> bool:
+        """Whether no dimension is a symbol: in the body of a Loop of a static graph."""
+        return not self._symbols
+
     def types(self, node: Node, types: Sequence[ValueType | None]) -> tuple[ValueType | None, ...]:
         """The types of a node's outputs, with dimensions as expressions where inference left them open."""
         types = [self._own(t) for t in types]  # a model may have names for what it knows nothing of
-        if not any(0 in (v.shape or ()) for v in node.inputs if v is not None):
+        if not self.is_static and not any(0 in (v.shape or ()) for v in node.inputs if v is not None):
             types = [_without_zeros(t) for t in types]
         if node.domain or not types:
             return tuple(types)
@@ -133,13 +146,15 @@ class SymbolicShapes:
             begin += t.shape[0]
 
     def simplified(self, node: Node, types: Sequence[ValueType | None], before: Iterable[Node] = ()) -> Node | Value:
-        """A Reshape whose shape is a constant, if one is as good; the input, for an Expand that changes nothing; for a
-        quotient of sizes the value that has it, and for the product of a shape the Size of what has it, if a node has
-        made it `before` in this graph or body."""
+        """A Reshape whose shape is a constant, if one is as good; the input, for an Expand that changes nothing, and
+        for a Where that takes all of one; for a quotient of sizes the value that has it, and for the product of a shape
+        the Size of what has it, if a node has made it `before` in this graph or body."""
         if node.op_type == "Div" and not node.domain:
             return self._with_quotient(node, types[0], before) or node
         if node.op_type == "ReduceProd" and not node.domain:
             return _as_size(node, before) or node
+        if node.op_type == "Where" and not node.domain:
+            return self._chosen(node, types[0]) or node
         if node.domain or node.op_type not in ("Reshape", "Expand") or len(node.inputs) != 2:
             return node
         x, target = node.inputs
@@ -160,6 +175,40 @@ class SymbolicShapes:
         shape = Value.constant(np.array(sizes, np.int64), f"{node.name or node.op_type}/shape")
         attributes = {k: a for k, a in node.attributes.items() if k != "allowzero"}
         return node.replace(inputs=[x, shape], attributes=attributes)
+
+    def _chosen(self, node: Node, result: ValueType | None) -> Value | None:
+        """The input that a Where takes all elements of, where that is known and it has the result's shape."""
+        condition = self.elements(node.inputs[0])
+        known = set() if condition is None else {None if e is None else e.constant for e in condition.reshape(-1)}
+        if len(known) != 1 or None in known:
+            return None
+        taken = node.inputs[1] if known.pop() else node.inputs[2]
+        return taken if taken is not None and taken.type == result else None
+
+    def as_gather(self, node: Node, types: Sequence[ValueType | None]) -> list[Node]:
+        """The nodes that take the one element of an axis, the number of which a Slice computes, as x[:, i] of a loop:
+        engines of static shapes take no Slice whose limits they do not know. None of them for other Slices."""
+        x, starts, out = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None, types[0]
+        shape = out.shape if isinstance(out, TensorType) else None
+        found = self.elements(starts)
+        if x is None or x.shape is None or starts is None or starts.data is not None or shape is None or found is None:
+            return []
+        axes = constants(self, node, 3) or list(range(found.size))
+        at = [k for k, e in enumerate(found) if e is not None and not e.symbols.isdisjoint(self._turns)]
+        taken = [axes[k] % len(x.shape) for k in at]
+        rest = zip(shape, x.shape, strict=True)
+        if len(at) != 1 or shape[taken[0]] != 1 or any(a != b for k, (a, b) in enumerate(rest) if k != taken[0]):
+            return []
+        name = node.name or "Slice"
+        place = Value.constant(np.array(at, np.int64), f"{name}/at")
+        index = Value(f"{name}/index", TensorType(starts.dtype, (1,)))
+        annotations = node.annotations
+        return [
+            Node("Gather", [starts, place], [index], version=13, name=f"{name}/index", annotations=annotations),
+            Node(
+                "Gather", [x, index], node.outputs, {"axis": taken[0]}, version=13, name=name, annotations=annotations
+            ),
+        ]  # fmt: skip
 
     def _with_quotient(self, node: Node, result: ValueType | None, before: Iterable[Node]) -> Value | None:
         """The value that has the elements of a quotient of sizes: engines do not divide by what they do not know."""
@@ -276,7 +325,8 @@ class SymbolicShapes:
         index, limits = found
         lengths = limits[0] == AT_MOST
         dims = limits[1:] if lengths else limits
-        whole, intervals = self.interval(index), self._columns.get(index)
+        single = self.number(index)  # of elements that are taken of others no range is as narrow
+        whole, intervals = self.interval(index) if single is None else (single, single), self._columns.get(index)
         if intervals is None or len(intervals) != len(dims):
             intervals = (whole,) * len(dims)
         bounds = list[Expr]()

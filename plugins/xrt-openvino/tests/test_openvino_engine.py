@@ -338,7 +338,7 @@ def test_infinities_without_a_bound(engine: OpenVinoEngine) -> None:
 
 @pytest.mark.parametrize("op", ["Max", "Min"])
 def test_a_bound_is_what_a_clip_has(engine: OpenVinoEngine, op: str) -> None:
-    """The larger of numbers and a constant one is taken, as variances are held to 0; of two inputs it is not, nor a bound
+    """The larger of numbers and a constant one is taken, as variances are held to 0; of two inputs it is not, nor
     of NaN, of which the library makes a number. Under guard calls with NaN are the host's."""
     x, y, z = (_value(n, np.float32, 2, 3) for n in "xyz")
 
