@@ -113,6 +113,53 @@ def test_the_number_of_turns_is_that_of_the_comparisons(how: dict[str, object], 
     np.testing.assert_array_equal(mine, np.reshape(rows, (-1, 3)))
 
 
+TWO = """
+<ir_version: 8, opset_import: ["" : 17]>
+two (int64 most, int64 limit, int64 last) => (int64 end, int64[k] turns) <int64 first = {START}, bool on = {1}> {
+  c0 = Less(first, limit)
+  FIRST
+  end, turns = Loop(LIMIT, go, first) <body = body (
+    int64 turn, bool again, int64 i
+  ) => (bool more, int64 j, int64 which) <int64 by = {2}> {
+    j = Add(i, by)
+    which = Identity(turn)
+    c = Less(j, limit)
+    t = COMPARED(turn, last)
+    more = And(c, t)
+  }>
+}
+"""
+
+
+@pytest.mark.parametrize("start", [-5, 0, 1])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("compared", ["Less", "LessOrEqual"])
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_counter_and_the_number_of_the_turn(start: int, own: bool, compared: str, checked: bool) -> None:
+    """A counter from any number on by 2, and the number of the turn, each with a limit of its own, and the Loop's: it
+    ends with the first, also where limits are 0 or below. checked: whether the number of the turn is compared before
+    the first one too, of which the number of turns does not tell."""
+    first = "zero = Sub(last, last)\n  t0 = Less(zero, last)\n  go = And(c0, t0)" if checked else "go = Identity(c0)"
+    text = TWO.replace("START", str(start)).replace("FIRST", first).replace("COMPARED", compared)
+    m = onnx.parser.parse_model(text.replace("LIMIT", "most" if own else ""))
+    module = xrt.XRTModule(m, engine="host")
+    is_counted = loop(CountedLoops()(import_model(m))).subgraphs[0].outputs[0].data is not None
+    assert is_counted != checked
+    for most in (0, 2, 9):
+        for limit in (-1, 0, 4):
+            for last in (-1, 0, 2, 4, 9):
+                i, turn = start, 0
+                go = i < limit and (not checked or last > 0)
+                while go and (not own or turn < most):
+                    i += 2
+                    go = i < limit and (turn < last if compared == "Less" else turn <= last)
+                    turn += 1
+                inputs = {"most": np.array(most), "limit": np.array(limit), "last": np.array(last)}
+                end, turns = module.run(inputs).values()
+                assert end == i
+                assert list(turns) == list(range(turn))
+
+
 @pytest.mark.parametrize(
     "how",
     [

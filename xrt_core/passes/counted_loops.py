@@ -173,7 +173,7 @@ def _is_checked_first(node: Node, counters: Sequence[Counter], graph: Graph) -> 
     if condition is None or condition.data is not None:
         return (condition is None or bool(condition.data.all())) and all(_begins(node, c) for c in checked)  # type: ignore[union-attr]
     tests = _comparisons(condition, producers)
-    if tests is None or not all(any(_is_of_start(t, node, c, producers) for c in counters) for t in tests):
+    if tests is None or not all(any(_is_of_start(t, node, c, producers) for c in checked) for t in tests):
         return False
     return all(_begins(node, c) or any(_is_of_start(t, node, c, producers) for t in tests) for c in checked)
 
@@ -231,9 +231,11 @@ def _counted(node: Node, counters: Sequence[Counter], graph: Graph) -> tuple[lis
         turns, more = whole(c.limit), c.step - 1 + c.includes
         if start.data is None or start.data.any():
             turns = add("Sub", turns, whole(start))
-        more += c.state is None  # it is compared once the turn is over
+        more += c.state is None
         if more:
             turns = add("Add", turns, number(more))
+        if c.state is None:  # it is compared once a turn is over, not before the first
+            turns = add("Max", turns, number(1))
         if c.step > 1:
             turns = add("Div", turns, number(c.step))
         return turns
@@ -241,11 +243,12 @@ def _counted(node: Node, counters: Sequence[Counter], graph: Graph) -> tuple[lis
     limit = node.inputs[0]
     has_limit = limit is not None and not (limit.data is not None and int(limit.data.max()) >= _UNLIMITED)
     own = limit if has_limit else None
-    ends = [c.limit for c in counters if c.state is not None] + ([] if own is None else [own])
+    ends = [c.limit for c in counters if c.state is not None and _is_never_negative(c, node)]
+    ends += [] if own is None else [own]
 
     def adds_nothing(c: Counter) -> bool:
         """Whether the Loop ends no earlier for a counter: one from 0 on by 1 up to the Loop's own limit, or the number
-        of the turn up to a limit that another one has."""
+        of the turn up to a limit that another one has, which is not behind it."""
         if c.state is None:
             return any(_is(c.limit, v, producers) for v in ends)
         return own is not None and _is_from_zero(c, node) and _is(own, c.limit, producers)
@@ -270,6 +273,12 @@ def _is_from_zero(c: Counter, node: Node) -> bool:
     start = c.start(node)
     counts = c.state is not None and c.step == 1 and not c.includes
     return counts and start is not None and start.data is not None and not start.data.any()
+
+
+def _is_never_negative(c: Counter, node: Node) -> bool:
+    """Whether a counter is known to start at 0 or above."""
+    start = c.start(node)
+    return start is not None and start.data is not None and bool((start.data >= 0).all())
 
 
 def _name(node: Node) -> str:

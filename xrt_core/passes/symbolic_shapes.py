@@ -196,6 +196,10 @@ class SymbolicShapes:
         axes = constants(self, node, 3) or list(range(found.size))
         at = [k for k, e in enumerate(found) if e is not None and not e.symbols.isdisjoint(self._turns)]
         taken = [axes[k] % len(x.shape) for k in at]
+        given = node.inputs[4] if len(node.inputs) > 4 else None
+        steps = [1] if given is None else constants(self, node, 4)
+        if steps is None or min(steps) < 1:  # other axes may be turned round
+            return []
         rest = zip(shape, x.shape, strict=True)
         if len(at) != 1 or shape[taken[0]] != 1 or any(a != b for k, (a, b) in enumerate(rest) if k != taken[0]):
             return []
