@@ -170,8 +170,9 @@ def _is_checked_first(node: Node, counters: Sequence[Counter], graph: Graph) -> 
     condition = node.inputs[1]
     producers = {v: n for n in graph.nodes for v in n.outputs if v is not None}
     checked = [c for c in counters if c.state is not None]
-    if condition is None or condition.data is not None:
-        return (condition is None or bool(condition.data.all())) and all(_begins(node, c) for c in checked)  # type: ignore[union-attr]
+    known = None if condition is None else condition.data
+    if condition is None or known is not None:
+        return (known is None or bool(known.all())) and all(_begins(node, c) for c in checked)
     tests = _comparisons(condition, producers)
     if tests is None or not all(any(_is_of_start(t, node, c, producers) for c in checked) for t in tests):
         return False
@@ -205,44 +206,50 @@ def _is(v: Value | None, wanted: Value, producers: Mapping[Value, Node]) -> bool
     return bool(np.array_equal(found.data.reshape(-1), wanted.data.reshape(-1)))
 
 
-def _counted(node: Node, counters: Sequence[Counter], graph: Graph) -> tuple[list[Node], Node]:
-    """The nodes that compute the number of turns, and the Loop of so many."""
-    body, name = node.attributes["body"], _name(node)
-    assert isinstance(body, Graph)
-    producers = {v: n for n in graph.nodes for v in n.outputs if v is not None}
-    made: list[Node] = []
+class _Nodes:
+    """Nodes that compute a number of turns, under one name."""
 
-    def add(op: str, *inputs: Value, **attributes: int) -> Value:
-        result = Value(f"{name}/turns/{len(made)}", TensorType(_INT64, ()))
-        made.append(Node(op, inputs, [result], attributes, version=_VERSION, name=f"{name}/turns/{op}{len(made)}"))
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.made: list[Node] = []
+        self._scalar = Value.constant(np.zeros(0, _INT64), f"{name}/turns/shape")
+
+    def add(self, op: str, *inputs: Value, **attributes: int) -> Value:
+        """The result of a node, an integer of 64 bits."""
+        at = f"{self.name}/turns"
+        result = Value(f"{at}/{len(self.made)}", TensorType(_INT64, ()))
+        name = f"{at}/{op}{len(self.made)}"
+        self.made.append(Node(op, inputs, [result], attributes, version=_VERSION, name=name))
         return result
 
-    def number(n: int) -> Value:
-        return Value.constant(np.array(n, _INT64), f"{name}/turns/{n}")
+    def number(self, n: int) -> Value:
+        """A constant."""
+        return Value.constant(np.array(n, _INT64), f"{self.name}/turns/{n}")
 
-    scalar = Value.constant(np.zeros(0, _INT64), f"{name}/turns/shape")
+    def whole(self, v: Value) -> Value:
+        """A value of one element in 64 bits."""
+        return self.add("Reshape", self.add("Cast", v, to=7), self._scalar)
 
-    def whole(v: Value) -> Value:
-        return add("Reshape", add("Cast", v, to=7), scalar)
-
-    def turns_of(c: Counter) -> Value:
+    def turns_of(self, c: Counter, node: Node) -> Value:
+        """How many turns a counter lets a Loop make; below 0 for none."""
         start = c.start(node)
         assert start is not None
-        turns, more = whole(c.limit), c.step - 1 + c.includes
+        turns, more = self.whole(c.limit), c.step - 1 + c.includes + (c.state is None)
         if start.data is None or start.data.any():
-            turns = add("Sub", turns, whole(start))
-        more += c.state is None
+            turns = self.add("Sub", turns, self.whole(start))
         if more:
-            turns = add("Add", turns, number(more))
+            turns = self.add("Add", turns, self.number(more))
         if c.state is None:  # it is compared once a turn is over, not before the first
-            turns = add("Max", turns, number(1))
-        if c.step > 1:
-            turns = add("Div", turns, number(c.step))
-        return turns
+            turns = self.add("Max", turns, self.number(1))
+        return self.add("Div", turns, self.number(c.step)) if c.step > 1 else turns
 
-    limit = node.inputs[0]
-    has_limit = limit is not None and not (limit.data is not None and int(limit.data.max()) >= _UNLIMITED)
-    own = limit if has_limit else None
+
+def _counted(node: Node, counters: Sequence[Counter], graph: Graph) -> tuple[list[Node], Node]:
+    """The nodes that compute the number of turns, and the Loop of so many."""
+    body, nodes, limit = node.attributes["body"], _Nodes(_name(node)), node.inputs[0]
+    assert isinstance(body, Graph)
+    producers = {v: n for n in graph.nodes for v in n.outputs if v is not None}
+    own = None if limit is None or (limit.data is not None and int(limit.data.max()) >= _UNLIMITED) else limit
     ends = [c.limit for c in counters if c.state is not None and _is_never_negative(c, node)]
     ends += [] if own is None else [own]
 
@@ -254,18 +261,17 @@ def _counted(node: Node, counters: Sequence[Counter], graph: Graph) -> tuple[lis
         return own is not None and _is_from_zero(c, node) and _is(own, c.limit, producers)
 
     needed = [c for c in counters if not adds_nothing(c)]
-    bounds = [turns_of(c) for c in needed]
-    if own is not None:
-        bounds.append(whole(own))
+    bounds = [nodes.turns_of(c, node) for c in needed] + ([] if own is None else [nodes.whole(own)])
     turns = bounds[0]
     for other in bounds[1:]:
-        turns = add("Min", turns, other)
+        turns = nodes.add("Min", turns, other)
     if needed:
-        turns = add("Max", turns, number(0))
-    again = Value.constant(np.array(True), f"{name}/turns/again")
+        turns = nodes.add("Max", turns, nodes.number(0))
+    again = Value.constant(np.array(True), f"{nodes.name}/turns/again")
     inside = body.replace(outputs=[again, *body.outputs[1:]])
-    attributes = {**node.attributes, "body": inside}
-    return made, node.replace(inputs=[turns, again, *node.inputs[2:]], attributes=attributes)
+    return nodes.made, node.replace(
+        inputs=[turns, again, *node.inputs[2:]], attributes={**node.attributes, "body": inside}
+    )
 
 
 def _is_from_zero(c: Counter, node: Node) -> bool:
@@ -294,10 +300,10 @@ def _by_turns(node: Node) -> Node:
     new: dict[Value, Value] = {}
     for i, start in enumerate(node.inputs[2:]):
         before, step = body.inputs[2 + i], _step(i, body, producers)
-        is_known = start is not None and start.data is not None and start.data.size == 1 and before.shape == ()
-        read = any(before in n.uses() for n in body.nodes if n is not producers.get(body.outputs[1 + i]))
-        if not step or start is None or start.data is None or not is_known or not read:
+        if not step or start is None or start.data is None or start.data.size != 1 or before.shape != ():
             continue
+        if all(before not in n.uses() for n in body.nodes if n is not producers.get(body.outputs[1 + i])):
+            continue  # it is read by what makes it grow alone
         new[before] = _at_turn(body.inputs[0], before, step, int(start.data.reshape(-1)[0]), f"{name}/turn/{i}", made)
     if not new:
         return node
