@@ -519,6 +519,7 @@ ELSEWHERE: Final = {
     "xrt_core/passes/counted_loops.py": "comparisons that end a loop, and which way round they are",
     "xrt_core/passes/loop_invariants.py": "which loops have states, and where",
     "xrt_core/passes/symbolic_ranges.py": "operators that take elements of the first input into other columns",
+    "xrt_core/runtime/index_origins.py": "what elements of an index are made of, and the range of what is computed",
     "xrt_core/runtime/input_checks.py": "how indices of operators are bounded",
     "xrt_core/testing/operator_table.py": "cases that are generated for operators",
     "xrt_core/testing/operator_tests.py": "the kit's tolerances: sums that may cancel, and sums that cannot",

@@ -19,8 +19,8 @@ from xrt_core.ir.op_traits import _INDEX_INPUTS
 from xrt_core.ir.schema import latest_opset, since_version
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
+from xrt_core.runtime.index_origins import Bounds
 from xrt_core.runtime.input_checks import (
-    Bounds,
     InputChecks,
     SymbolicInputChecks,
     has_symbolic_index,

@@ -25,7 +25,8 @@ from xrt_core.runtime.arrays import to_numpy
 from xrt_core.training.gradient_context import describe
 
 if TYPE_CHECKING:
-    from xrt_core.runtime.input_checks import Bounds, InputChecks, SymbolicInputChecks
+    from xrt_core.runtime.index_origins import Bounds
+    from xrt_core.runtime.input_checks import InputChecks, SymbolicInputChecks
 
 _FEW: Final = 256  # up to so many elements Python's min and max take less than NumPy's reductions
 
