@@ -178,3 +178,25 @@ def test_a_row_at_every_turn_has_a_shape(engine: str, way: str) -> None:
     assert "one plan for all sizes" in text or engine == "host"
     if engine != "host":
         assert "100% of nodes" in text.splitlines()[1]
+
+
+TURNED = """ends = Constant<value = int32[1] {-2147483648}>()
+    last = Constant<value = int32[1] {-1}>()
+    steps_back = Constant<value = int32[2] {-1, 1}>()
+    axes = Cast<to = 6>(both)
+    i1 = Unsqueeze(i, first)
+    begin = Concat<axis = 0>(last, i1)
+    j1 = Unsqueeze(j, first)
+    behind = Concat<axis = 0>(ends, j1)
+    part = Slice(x, begin, behind, axes, steps_back)"""
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "host"])
+def test_a_row_whose_batch_is_turned_round(engine: str) -> None:
+    """A Slice that takes one element of an axis may turn another round, which is as long afterwards."""
+    if engine != "host":
+        pytest.importorskip(engine)
+    m = xrt.XRTModule(onnx.parser.parse_model(ROWS.replace("WAY", TURNED)), engine=engine, guard=False, cache="off")
+    for b, n in ((2, 3), (3, 5)):
+        x = np.random.default_rng(n).random((b, n, 4), np.float32)
+        np.testing.assert_array_equal(m(x), x[::-1].swapaxes(0, 1))
