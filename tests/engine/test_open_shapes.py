@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
 
 from tests.fake_engines import FakeEngine, fake_engine
 from tests.random_graphs import F32, graph_of, node
-from xrt_core.errors import GraphError
+from xrt_core.errors import GraphError, XRTError
 from xrt_core.frontends.onnx_export import export_function
 from xrt_core.frontends.onnx_import import import_function
 from xrt_core.ir.function import Function, Parameter
@@ -23,7 +23,7 @@ class OpenEngine(FakeEngine):
     """Takes NonZero and Compress too."""
 
     name = "opened"
-    open_shapes: ClassVar[bool] = True
+    open_shapes: ClassVar[Literal["none", "results", "any"]] = "results"
 
     def supports(self, node: Node, device: str, phase: str) -> Support:
         return Support.yes() if node.op_type in ("NonZero", "Compress", "Neg") else Support.no("not wanted")
@@ -79,6 +79,73 @@ def test_other_engines_never_see_them() -> None:
         m = XRTModule(_graph(), engine="fake", prune=False, guard=False)
         np.testing.assert_array_equal(m(_X), np.nonzero(_X))
         assert all(n.op_type != "NonZero" for f in other.compiled for n in f.body.nodes)
+
+
+class OpenWithin(OpenEngine):
+    """Takes nodes that read such values as well."""
+
+    open_shapes: ClassVar[Literal["none", "results", "any"]] = "any"
+
+    def supports(self, node: Node, device: str, phase: str) -> Support:
+        return Support.yes() if node.op_type != "Clip" else Support.no("not wanted")
+
+
+class OpenWithChecks(OpenWithin):
+    """Raises where an index of Gather is out of range."""
+
+    checks_indices: ClassVar[tuple[str, ...]] = ("Gather",)
+
+
+@pytest.mark.tiny_clusters
+@pytest.mark.parametrize("guard", [False, True], ids=["plain", "guarded"])
+def test_what_follows_is_in_the_cluster(guard: bool) -> None:
+    """For an engine that takes any shapes: one launch, whatever a call selects, nothing too."""
+    with fake_engine(OpenWithin) as engine:
+        m = XRTModule(_graph(after=True), engine="opened", guard=guard, guard_async=False, guard_tune=False)
+        for x in (_X, np.zeros_like(_X), np.ones_like(_X)):
+            np.testing.assert_array_equal(m(x), 2.0 * np.array(np.nonzero(x)))
+        assert not m.explain().errors
+        assert not m.explain().report.host_nodes
+        if not guard:
+            (function,) = engine.compiled
+            assert [n.op_type for n in function.body.nodes] == ["Neg", "NonZero", "Cast", "Add"]
+            assert [str(r.type) for r in function.returns] == ["float32[2, ?]"]
+            assert engine.runs == 3
+
+
+@pytest.mark.tiny_clusters
+def test_what_an_engine_gets_wrong_is_the_hosts() -> None:
+    """Selected rows are compared as well; and a run that raises is the host's."""
+    with fake_engine(OpenWithin) as engine:
+        engine.on_run = lambda inputs: [np.ones((2, 1), F32)]
+        m = XRTModule(_graph(after=True), engine="opened", guard=True, guard_async=False, guard_tune=False, cache="off")
+        np.testing.assert_array_equal(m(_X), 2.0 * np.array(np.nonzero(_X)))
+        assert m.explain().errors
+        engine.on_run = None
+
+
+def _rows(limit: int) -> Graph:
+    """Rows of a table at the number of elements that are not zero, which may be beyond the last."""
+    x, table = Value("x", TensorType(F32, (2, 3))), Value("t", TensorType(F32, (limit, 2)))
+    at, n, i, y = map(Value, ("at", "n", "i", "y"))
+    where = Value.constant(np.array([1], np.int64))
+    nodes = [node("NonZero", [x], [at]), node("Shape", [at], [n]), node("Gather", [n, where], [i], axis=0)]
+    return graph_of([x, table], [y], [*nodes, node("Gather", [table, i], [y], axis=0)])
+
+
+@pytest.mark.tiny_clusters
+@pytest.mark.parametrize("kind", [OpenWithin, OpenWithChecks], ids=["trusting", "checking"])
+def test_indices_that_nothing_is_known_of(kind: type[FakeEngine]) -> None:
+    """Only an engine that checks them gets them with what computes them, else they are checked in front of a launch of
+    their own; the error is the host's."""
+    with fake_engine(kind) as engine:
+        m = XRTModule(_rows(4), engine="opened", guard=False)
+        table = np.arange(8, dtype=np.float32).reshape(4, 2)
+        np.testing.assert_array_equal(m(_X, table), table[3:4])
+        sizes = [len(f.body.nodes) for f in engine.compiled]
+        assert sizes == ([4] if kind is OpenWithChecks else [3, 1])
+        with pytest.raises(XRTError, match="Gather"):
+            m(np.ones_like(_X), table)
 
 
 def test_functions_with_open_returns_travel() -> None:

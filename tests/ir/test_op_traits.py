@@ -356,6 +356,25 @@ def test_what_may_grow_without_bound() -> None:
         assert sum(r.size for r in results(c)) <= 8 * max(size, 1), c.name
 
 
+@on_cases
+def test_contractions_multiply_what_they_sum() -> None:
+    """Of ones they give how many products were added: more than one for some shape of each operator. Recurrent cells,
+    attention and integers by scales aside, whose products are within."""
+    summed: dict[str, float] = {}
+    for c in all_cases():
+        traits = traits_of(c.node)
+        if traits.contraction:
+            assert not any((traits.elementwise, traits.moves_elements, traits.exact, traits.reduction)), c.name
+        whole = all(x is None or x.dtype == F32 for x in c.inputs)
+        if traits.contraction and whole and c.node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+            ones = [None if x is None else np.ones_like(x) for x in c.inputs]
+            most = max(float(np.abs(r).max()) for r in results(c, ones))
+            summed[c.node.op_type] = max(summed.get(c.node.op_type, 0), most)
+
+    assert len(summed) == 4
+    assert min(summed.values()) > 1, summed
+
+
 # --- what depends on the node ---
 
 
@@ -421,6 +440,8 @@ DECISIONS: Final = (
     ("TopK", "exact", True, "it gives elements that came in"),
     ("Floor", "exact", True, "a whole number near a float is a float"),
     ("GlobalLpPool", "sums", True, "verify had the other norms and means"),
+    ("AveragePool", "contraction", False, "what it sums is not multiplied by another input"),
+    ("Mul", "contraction", False, "nothing is summed"),
     ("NonZero", "discontinuous", True, "verify left it out; so it jumps at zero"),
     ("OneHot", "discontinuous", True, "its indices may be floats, which are truncated"),
     ("QLinearMatMul", "discontinuous", True, "it rounds to integers, as QuantizeLinear does"),
@@ -532,6 +553,8 @@ ELSEWHERE: Final = {
     "xrt_core/verify/reference.py": "operators that interpolate between pixels",
     "xrt_core/verify/checker.py": "the policy of tolerances: operators that libraries round at the scale of 1",
     "plugins/xrt-contrib/src/xrt_contrib/activation.py": "the activations that it lowers",
+    "plugins/xrt-onnxruntime/src/xrt_onnxruntime/deviations.py": "divisions, which end the process",
+    "plugins/xrt-onnxruntime/src/xrt_onnxruntime/__init__.py": "what raises where an index is out of range",
     "plugins/xrt-openvino/src/xrt_openvino/deviations.py": "what the library computes as ONNX says",
     "plugins/xrt-tensorrt/src/xrt_tensorrt/carrying.py": "what the library computes in a float32 that carries uint8",
     "plugins/xrt-tensorrt/src/xrt_tensorrt/deviations.py": "what the library reads, builds and multiplies",

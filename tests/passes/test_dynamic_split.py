@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tests.random_graphs import BOOL, F32, I64, graph_of, ints, node
 from xrt_core.host.executor import run_node
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import OPEN_REGION, Graph, Node, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.kernels import static_inputs
-from xrt_core.passes.shape_specialization import SplitLate, is_late, shape_inputs, specialise
+from xrt_core.passes.data_dependent_shapes import SplitLate, is_late
+from xrt_core.passes.shape_specialization import shape_inputs, specialise
 
 SPLIT = SplitLate(static_inputs)
 
@@ -148,3 +150,79 @@ def test_what_subgraphs_need_is_looked_for() -> None:
         "shape",
         "flag",
     ]
+
+
+# --- the region of an engine that takes data-dependent shapes ---
+
+
+def region(graph: Graph, refused: str = "") -> tuple[list[str], list[str], list[str]]:
+    """Operators of the region, of the other nodes, and of the Late node, for an engine that takes all but `refused`."""
+
+    def taken(graph: Graph, nodes: Sequence[Node]) -> tuple[str, list[Node]]:
+        return "opened", [n for n in nodes if n.op_type != refused]
+
+    typed = specialise(graph, [v.type for v in graph.inputs], {}, run_node)
+    pass_ = SplitLate(static_inputs, taken=taken)
+    result = pass_(typed)
+    assert pass_(result) is result
+    inside = [n for n in result.nodes if n.annotations.region == OPEN_REGION]
+    assert {n.annotations.engine for n in inside} <= {"opened"}
+    late = [n.attributes["body"] for n in result.nodes if is_late(n)]
+    waiting = [n.op_type for g in late for n in g.nodes]  # type: ignore[union-attr]
+    others = [n.op_type for n in result.nodes if n not in inside and not is_late(n)]
+    return [n.op_type for n in inside], others, waiting
+
+
+def selection(*between: str) -> Graph:
+    """x [3, 4] -> Relu -> the operators between -> its elements that are not zero, negated."""
+    x, u, i, t, g, y = x_of(4, 4), Value("u"), Value("i"), Value("t"), Value("g"), Value("y")
+    nodes = [node("Relu", [x], [u])]
+    for k, op in enumerate(between):
+        after = Value(f"u{k}")
+        nodes.append(node(op, [u, x] if op == "MatMul" else [u], [after]))
+        u = after
+    nodes += [
+        node("NonZero", [u], [i]),
+        node("Transpose", [i], [t]),
+        node("GatherND", [u, t], [g]),
+        node("Neg", [g], [y]),
+    ]
+    return graph_of([x], [y], nodes)
+
+
+def test_all_that_the_engine_takes_is_one_region() -> None:
+    """Without contractions, with what comes before: one launch."""
+    whole = ["Relu", "NonZero", "Transpose", "GatherND", "Neg"]
+    assert region(selection()) == (whole, [], [])
+
+
+def test_contractions_stay_outside() -> None:
+    """So do the nodes before them, which other engines may take as well; what is read of them has known shapes."""
+    assert region(selection("MatMul")) == (["NonZero", "Transpose", "GatherND", "Neg"], ["Relu", "MatMul"], [])
+
+
+def test_what_the_engine_refuses_waits_with_all_that_follows() -> None:
+    """The region has the nodes before it."""
+    found = region(selection("MatMul"), refused="GatherND")
+    assert found == (["NonZero", "Transpose"], ["Relu", "MatMul"], ["GatherND", "Neg"])
+    none = region(selection("MatMul"), refused="NonZero")
+    assert none == ([], ["Relu", "MatMul", "NonZero"], ["Transpose", "GatherND", "Neg"])
+
+
+def test_a_contraction_of_selected_rows_waits() -> None:
+    """Its shapes are known by then, so that any engine may take it."""
+    x, i, f, m, y = x_of(3, 4), Value("i"), Value("f"), Value("m"), Value("y")
+    nodes = [
+        node("NonZero", [x], [i]),
+        node("Cast", [i], [f], to=1),
+        node("MatMul", [Value.constant(np.ones((2, 2), np.float32)), f], [m]),
+        node("Relu", [m], [y]),
+    ]
+    assert region(graph_of([x], [y], nodes)) == (["NonZero", "Cast"], [], ["MatMul", "Relu"])
+
+
+def test_little_work_is_no_region() -> None:
+    """A launch would take longer than the host does."""
+    x, n, t, y = x_of(4), Value("n"), Value("t"), Value("y")
+    nodes = [node("Abs", [x], [n]), node("Cast", [n], [t], to=7), node("Reshape", [x, t], [y])]
+    assert region(graph_of([x], [y], nodes)) == ([], ["Abs", "Cast"], ["Reshape"])

@@ -160,7 +160,7 @@ def test_what_follows_data_is_planned_once(engine: str, read: bool) -> None:
         np.testing.assert_allclose(run(m, inputs), run(host, inputs), rtol=1e-5, atol=1e-6)
     assert len(symbolic(m)) == 1
     count = compilations(m)
-    assert count <= 4
+    assert count <= (5 if engine == "onnxruntime" else 4)  # it gets NonZero and Cast as well, for all sizes at once
     for n, k in ((11, 3), (4, 12), (10, 10)):
         np.testing.assert_allclose(run(m, sparse(n, k, 0.5)), run(host, sparse(n, k, 0.5)), rtol=1e-5, atol=1e-6)
     assert compilations(m) == count

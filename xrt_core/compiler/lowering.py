@@ -11,11 +11,11 @@ from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import CompileError, EngineError
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, engine_and_device
+from xrt_core.ir.graph import Graph, Node, engine_and_device, in_open_region
 from xrt_core.kernels import find_kernel
 from xrt_core.options import AUTO
+from xrt_core.passes.data_dependent_shapes import is_late
 from xrt_core.passes.partitioning import is_converter
-from xrt_core.passes.shape_specialization import is_late
 from xrt_core.runtime.arrays import conversion, has_converter
 from xrt_core.runtime.binding import taken_at
 from xrt_core.runtime.control_flow import conditions, control_step
@@ -43,14 +43,14 @@ class Lowering:
         node: Node,
         graph: Graph,
         make_part: MakePart,
-        shared: bool = False,
+        shared: Collection[Node] = (),
         sizes: Mapping[str, int] = MappingProxyType({}),
     ) -> Lowered:
-        """Lower a node of `graph`. shared: the result of `shares_cores` for the graph. sizes: of the graph's symbols in
-        the first call."""
+        """Lower a node of `graph`. shared: the launches that share the cores (`sharing_cores`). sizes: of the graph's
+        symbols in the first call."""
         label = f"{node.operator} {node.name}".strip()
         if is_launch(node):
-            return self._launch(node, shared, sizes)._replace(lane=lane(node))
+            return self._launch(node, node in shared, sizes)._replace(lane=lane(node))
         if is_converter(node):
             return self._converter(node, graph, label)
         # a plugin's operator may have a kernel that runs its subgraphs by itself
@@ -115,9 +115,14 @@ def lane(node: Node) -> str:
     return f"{node.attributes['engine']!s} {node.annotations.device or ''}".strip() if is_launch(node) else ""
 
 
-def shares_cores(graph: Graph) -> bool:
-    """Return whether several launches of the graph run on the host's cores."""
-    return sum(is_launch(n) and is_host(n.annotations.device) for n in graph.nodes) > 1
+def sharing_cores(graph: Graph) -> frozenset[Node]:
+    """Return the launches that run on the host's cores beside others. One that is alone with what selects rows by data,
+    which is little work, has the cores for itself."""
+    found = [n for n in graph.nodes if is_launch(n) and is_host(n.annotations.device)]
+    if len(found) < 2:
+        return frozenset()
+    light = [n for n in found if in_open_region(n.attributes["function"].body)]  # type: ignore[union-attr]
+    return frozenset(light if len(found) - len(light) == 1 else found)
 
 
 def _parts(node: Node, label: str, make_part: MakePart) -> Call:

@@ -21,6 +21,7 @@ from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
 from xrt_core.passes.counted_loops import CountedLoops
+from xrt_core.passes.data_dependent_shapes import SplitLate, Taken, taken_by_none
 from xrt_core.passes.loop_invariants import LoopInvariants
 from xrt_core.passes.mixed_precision import Constraint, LowerPrecision, PrecisionReport
 from xrt_core.passes.partitioning import (
@@ -42,7 +43,7 @@ from xrt_core.passes.partitioning import (
 )
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
-from xrt_core.passes.shape_specialization import SplitLate, specialise
+from xrt_core.passes.shape_specialization import specialise
 from xrt_core.passes.sharding import ShardingReport, automatic, by_batch, shard_graph, without_boxing
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
 from xrt_core.passes.sized_graphs import graph_at
@@ -69,7 +70,8 @@ class PassContext:
 
     options, rules, lowering: of the module. part: the graph is a subgraph that is planned separately. types, known: of
     the signature. engines: whether the graph is compiled for engines. native: whether an engine takes
-    a plugin's node as it is, for sizes of the symbols in its shapes. candidates: graph -> partitioning candidates.
+    a plugin's node as it is, for sizes of the symbols in its shapes. taken_of_any_shape: which engine takes nodes whose
+    shapes depend on data, and which of them. candidates: graph -> partitioning candidates.
     device: the device of the first engine. device_for: the name of a placed node's device, see `resolve_devices`; None:
     placements do not count. host_device: where the host computes, None for the engines' device. give_up: see `place`.
     automatic: whether unmarked nodes are offered to engines. obey: whether
@@ -87,6 +89,7 @@ class PassContext:
     known: Mapping[int, np.ndarray] = field(default_factory=dict)
     engines: bool = False
     native: Callable[[Node, Mapping[str, int]], bool] | None = None
+    taken_of_any_shape: Taken | None = None
     candidates: Callable[[Graph], Sequence[Candidate]] = lambda graph: ()
     device: str = CPU.name
     device_for: Callable[[str], str | None] | None = None
@@ -164,9 +167,12 @@ def _specialise(graph: Graph, context: PassContext) -> Graph:
 def _split_late(graph: Graph, context: PassContext) -> Graph:
     if not context.engines:  # no region is deferred: the host handles these too
         return graph
+    taken = context.taken_of_any_shape or taken_by_none
+    if context.options.mesh is not None or context.options.placement or is_placed(graph):
+        taken = taken_by_none
     if context.symbolic is None:
-        return SplitLate(needed_inputs)(graph)
-    return SplitLate(lambda node: (), symbolic=True)(graph)  # engines of dynamic shapes need to know no input
+        return SplitLate(needed_inputs, taken=taken)(graph)
+    return SplitLate(lambda node: (), symbolic=True, taken=taken)(graph)  # dynamic engines need to know no input
 
 
 def _lower_precision(graph: Graph, context: PassContext) -> Graph:

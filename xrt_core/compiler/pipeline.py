@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from xrt_core.compiler.kept_shapes import KeptShapes
-from xrt_core.compiler.lowering import Lowering, is_launch, lane, shares_cores
+from xrt_core.compiler.lowering import Lowering, is_launch, lane, sharing_cores
 from xrt_core.compiler.passes import PassContext
 from xrt_core.compiler.services import Chosen, Services, usable_processors
 from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
@@ -31,11 +31,12 @@ from xrt_core.ir.symbols import Declared, SymbolicSignature
 from xrt_core.ir.types import TensorType, ValueType, physical_memory
 from xrt_core.kernels import depends_on_data, static_inputs
 from xrt_core.options import AUTO
+from xrt_core.passes.data_dependent_shapes import is_late
 from xrt_core.passes.partitioning import PartitionReport, insert_converters, is_converter
 from xrt_core.passes.partitioning.cost_model import flops, is_small_part
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
-from xrt_core.passes.shape_specialization import MAX_ELEMENTS, is_late, shape_inputs
+from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs
 from xrt_core.passes.sized_graphs import (
     agreement,
     dimension_guards,
@@ -199,6 +200,7 @@ class Pipeline:
             lowering=self.services.precision,
             # inputs of a subgraph, such as a loop body, must not be donated
             mark_updates=partial(self._support.mark_updates, aliases=not captured.part) if engines else lambda g: g,
+            taken_of_any_shape=partial(self._support.taken_of_any_shape, symbolic=shapes) if engines else None,
             symbolic=shapes,
             part=captured.part,
             why_no_mesh=self._why_no_mesh() if self.options.mesh is not None else "",
@@ -307,7 +309,7 @@ class Pipeline:
             parts[key if key not in parts else f"{key} ({len(parts)})"] = cache
             return cache
 
-        shared = shares_cores(graph)
+        shared = sharing_cores(graph)
         if services.events.heard and (clusters := sum(map(is_launch, graph.nodes))):
             services.events.progress("plan", model=graph.name or "graph", clusters=clusters)
 

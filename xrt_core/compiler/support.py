@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Final
 from xrt_core.compiler.services import Services
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import Engine, ask_support
+from xrt_core.engine.device_kinds import CPU, is_host
 from xrt_core.engine.op_kernels import mark_updates
 from xrt_core.errors import EngineError, XRTError
-from xrt_core.ir.graph import Graph, Node, Support, Value, engine_at, is_placed, nodes_within
+from xrt_core.ir.graph import OPEN_REGION, Graph, Node, Support, Value, engine_at, is_placed, nodes_within
 from xrt_core.ir.inference import infer_types, trip_count
 from xrt_core.ir.op_traits import draws_random, index_input, traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
+from xrt_core.passes.data_dependent_shapes import closed, is_late
 from xrt_core.passes.partitioning import Candidate, devices_of
-from xrt_core.passes.shape_specialization import is_late
 from xrt_core.passes.sized_graphs import node_at
 from xrt_core.runtime.input_checks import Within, has_symbolic_index, is_unlimited, is_within
 
@@ -42,6 +43,7 @@ class EngineSupport:
         self._guard = services.guard
         self._events = services.events
         self._lowered = services.precision is not None
+        self._isolated = services.options.guard == "isolated"
 
     def of(self, graph: Graph, symbolic: SymbolicShapes | None = None) -> list[Candidate]:
         """Return the candidates for this graph, by descending priority. symbolic: what is known of its symbolic
@@ -54,8 +56,9 @@ class EngineSupport:
             checked=self._phase == "inference",
             symbolic=symbolic,
         )
-        any_open = any(engine.open_shapes for engine, _ in self._engines)
-        nodes = [n for n in graph.nodes if refusal(n, open_shapes=any_open) is None]
+        any_open = any(engine.open_shapes != "none" for engine, _ in self._engines)
+        region = next((n.annotations.engine or "" for n in graph.nodes if n.annotations.region == OPEN_REGION), "")
+        nodes = [n for n in graph.nodes if refusal(n, open_results=any_open, region=region) is None]
         capabilities = None if self._guard is None else self._guard.capabilities
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
         excluded = {} if capabilities is None else capabilities.excluded
@@ -63,7 +66,7 @@ class EngineSupport:
         devices = devices_of(graph) if is_placed(graph) else ()
         elsewhere = [(e, d) for d in devices for e, own in self._engines if d != own and drives(e, d)]
         for engine, device in self._engines:
-            mine = partial(refusal, open_shapes=engine.open_shapes) if any_open else refusal
+            mine = _of_engine(refusal, engine) if any_open else refusal
             if symbolic and engine.dynamic_dims == "none":
                 found.append(_refusing(engine.name, "it takes static shapes only", "is left out"))
             elif engine.name in excluded:
@@ -73,7 +76,7 @@ class EngineSupport:
             else:
                 found.append(self._asked(engine, device, mine))
         placed = [
-            self._asked(e, d, partial(refusal, open_shapes=e.open_shapes), engine_at(e.name, d))
+            self._asked(e, d, _of_engine(refusal, e), engine_at(e.name, d))
             for e, d in elsewhere
             if e.name not in excluded and not (symbolic and e.dynamic_dims == "none")
         ]
@@ -81,6 +84,29 @@ class EngineSupport:
             return [*found, *placed]
         pinned = {n.annotations.engine for n in graph.nodes}
         return [_any_of(found), *(c for c in found if c.name in pinned), *placed]
+
+    def taken_of_any_shape(
+        self, graph: Graph, nodes: Sequence[Node], symbolic: SymbolicShapes | None = None
+    ) -> tuple[str, frozenset[Node]]:
+        """The first engine that takes nodes whose shapes depend on data (`Engine.open_shapes`), and those of `nodes`
+        that it takes; "" where there is no such engine."""
+        known = (e for e, device in self._engines if e.open_shapes == "any" and is_host(device))
+        engine = next(known, None) if self._phase == "inference" and not (self._lowered or self._isolated) else None
+        if engine is None:
+            return "", frozenset()
+        unproven = self._unproven(graph, () if symbolic is None else symbolic.within)
+        offered = [n for n in nodes if not (n in unproven or has_symbolic_index(n)) or _checks_indices(engine, n)]
+        refusal = partial(_refusal_in_region, tried=self._guard is not None, symbolic=symbolic is not None)
+        offered = closed(graph, [n for n in offered if refusal(n) is None])
+        capabilities = None if self._guard is None else self._guard.capabilities
+        if capabilities is not None:
+            answers = capabilities.query(graph, offered, self._phase)
+            if engine.name in capabilities.excluded:
+                return "", frozenset()
+            if engine.name in answers:
+                said = zip(offered, answers[engine.name].supports, strict=True)
+                return engine.name, frozenset(n for n, support in said if support.ok)
+        return engine.name, frozenset(n for n in offered if ask_support(engine, n, CPU.name, self._phase)[0].ok)
 
     def takes_natively(self, node: Node, sizes: Mapping[str, int]) -> bool:
         """Whether the first engine runs a plugin's node as it is, rather than what it is lowered to. sizes: of the
@@ -184,13 +210,18 @@ def _refusal(
     tried: bool,
     checked: bool,
     symbolic: SymbolicShapes | None = None,
-    open_shapes: bool = False,
+    open_results: bool = False,
+    region: str = "",
 ) -> Support | None:
+    """Why a node is not offered to an engine. open_results: it takes nodes whose results' shapes depend on data.
+    region: the engine for which the nodes of such shapes may be marked."""
+    if region and node.annotations.region == OPEN_REGION and node.annotations.engine == region:
+        return _refusal_in_region(node, tried, symbolic is not None)
     if node.attributes and node.subgraphs:
         if lowered:
             return Support.no("its bodies are lowered in precision and planned by themselves")
-        if tried and any(_may_not_end(n) for n in (node, *nodes_within(node))):
-            return Support.no("a Loop that only data ends may not end on made-up inputs, with which the guard tries it")
+        if tried and (refused := _endless(node)) is not None:
+            return refused
     if node in unproven:
         if node.subgraphs:
             return Support.no("an index in its body is computed, and may be out of range: the host checks it")
@@ -201,13 +232,35 @@ def _refusal(
             is_open = is_unlimited(n) if checked and n is node else has_symbolic_index(n)
             if is_open and not is_within(n, symbolic.within):
                 return Support.no(f"the limit of its indices differs between calls: the host checks them{_so(node)}")
-    return why_on_host(node, symbolic is not None, open_shapes)
+    return why_on_host(node, symbolic is not None, "results" if open_results else "none")
 
 
-def why_on_host(node: Node, symbolic: bool = False, open_shapes: bool = False) -> Support | None:
+def _refusal_in_region(node: Node, tried: bool, symbolic: bool) -> Support | None:
+    refused = _endless(node) if tried and node.attributes else None
+    return refused or why_on_host(node, symbolic, "any")
+
+
+def _of_engine(refusal: Callable[..., Support | None], engine: Engine) -> Refusal:
+    """The refusal of nodes by an engine, given what it takes of shapes that depend on data."""
+    return partial(refusal, open_results=engine.open_shapes == "results", region=engine.name)
+
+
+def _checks_indices(engine: Engine, node: Node) -> bool:
+    """Whether an engine raises where an index that a node, or one in its bodies, computes is out of range."""
+    reads = (n for n in (node, *nodes_within(node)) if index_input(n) is not None)
+    return all(not n.domain and n.op_type in engine.checks_indices for n in reads)
+
+
+def _endless(node: Node) -> Support | None:
+    if any(_may_not_end(n) for n in (node, *nodes_within(node))):
+        return Support.no("a Loop that only data ends may not end on made-up inputs, with which the guard tries it")
+    return None
+
+
+def why_on_host(node: Node, symbolic: bool = False, open_shapes: str = "none") -> Support | None:
     """Return why `node` is not offered to engines, or None if it is. symbolic: dimensions may be expressions.
 
-    open_shapes: offered to an engine that takes nodes whose results' shapes depend on data, as far as ranks are known.
+    open_shapes: what an engine takes of shapes that depend on data (`Engine.open_shapes`), as far as ranks are known.
     Control flow is offered with its bodies, whose values have types: what is in them is for the engine to look at.
     """
     captured: Sequence[Value] = ()
@@ -219,7 +272,7 @@ def why_on_host(node: Node, symbolic: bool = False, open_shapes: bool = False) -
         if draws_random(node):
             return Support.no("what is drawn at random in its bodies is the host's, turn by turn")
         captured = node.captures
-    open_ = set(node.outputs) if open_shapes and not captured else ()
+    open_: set[Value | None] = set(node.outputs) if open_shapes == "results" and not captured else set()
     for v in (*node.inputs, *node.outputs, *captured):
         if v is None:
             continue
@@ -230,7 +283,7 @@ def why_on_host(node: Node, symbolic: bool = False, open_shapes: bool = False) -
             return Support.no(f"{v.name!r} holds strings{_so(node)}")
         is_known = t.dtype is not None and t.shape is not None
         if is_known and None in (t.shape or ()):
-            is_known = v in open_
+            is_known = open_shapes == "any" or v in open_
         elif is_known and not symbolic:
             is_known = t.is_static
         if not is_known:

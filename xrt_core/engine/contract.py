@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from xrt_core.errors import EngineUnavailableError, UnsupportedError
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
-from xrt_core.ir.graph import Node, Phase, Support
+from xrt_core.ir.graph import Node, Phase, Support, are_open
 
 __all__ = [
     "API_VERSION",
@@ -273,9 +273,15 @@ class Engine(ABC):
     native_operators: optional; operators of plugins, as "com.microsoft.MatMulNBits", that the engine computes better as
         they are than as what they are lowered to. Where it is the first of the engines, those of which `supports` says
         yes are not lowered in inference; the host runs the lowering where the engine fails.
-    open_shapes: optional; whether the engine is offered nodes whose results' shapes depend on data (NonZero,
-        NonMaxSuppression). Their dimensions are None in the `dims` of `return_params` (`Parameter.is_open`), and no
-        other node of the cluster reads them. Other engines never see such nodes.
+    open_shapes: optional; whether the engine takes nodes whose results' shapes depend on data (NonZero,
+        NonMaxSuppression). Their dimensions are None in the `dims` of `return_params` (`Parameter.is_open`). "none":
+        it never sees such nodes. "results": it is offered them, and no other node of the cluster reads what they give.
+        "any": also nodes that read such values, in clusters whose entries have known shapes; any of the sizes within
+        may be 0. Where the guard tries parts of such a cluster, entries are open too.
+    checks_indices: optional; operators of ONNX that raise on the CPU where an index that is computed within the cluster
+        is out of range ("GatherND"). An engine of "any" `open_shapes` gets such nodes although nothing is known of
+        their indices, and the host then says what is wrong; others must not, as libraries follow an index into foreign
+        memory.
     meshes: optional; whether the engine runs a Function on several devices at once. Only then it sees nodes of
         `xrt.Boxing`, whose attribute `target` says how their result lies on `mesh` (`ir.sharding`); entries and
         weights that only such nodes read are given to it so.
@@ -300,7 +306,8 @@ class Engine(ABC):
     tolerance: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
     dynamic_dims: ClassVar[Literal["none", "any"]] = "none"
     native_operators: ClassVar[tuple[str, ...]] = ()
-    open_shapes: ClassVar[bool] = False
+    open_shapes: ClassVar[Literal["none", "results", "any"]] = "none"
+    checks_indices: ClassVar[tuple[str, ...]] = ()
     meshes: ClassVar[bool] = False
     shares_weights: ClassVar[bool] = False
     reduced_precisions: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
@@ -356,7 +363,12 @@ class Engine(ABC):
 
 
 def ask_support(engine: Engine, node: Node, device: str, phase: Phase) -> tuple[Support, str]:
-    """Whether an engine supports a node, asked in this process; and what it raised or returned instead of a Support."""
+    """Whether an engine supports a node, asked in this process; and what it raised or returned instead of a Support. It
+    is not asked about shapes that depend on data, unless it takes them (`Engine.open_shapes`)."""
+    if engine.open_shapes != "any":
+        offered = node.inputs if engine.open_shapes == "results" else (*node.inputs, *node.outputs)
+        if are_open(offered):
+            return Support.no("shapes depend on data, which this engine does not take"), ""
     try:
         found = engine.supports(node, device, phase)
         if isinstance(found, Support):

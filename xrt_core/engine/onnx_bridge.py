@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from xrt_core.engine.onnx_versions import aligned, lowered_to, same_but_types, s
 from xrt_core.errors import CompileError, ExportError, XRTError
 from xrt_core.ir.file_backed import let_go
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, SparseTensor, Value, every_node, nodes_within
+from xrt_core.ir.graph import Graph, Node, SparseTensor, Value, are_open, every_node, nodes_within
 from xrt_core.ir.long_list import LongList
 from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
 from xrt_core.ir.types import STRING, SequenceType, TensorType, float_like
@@ -38,6 +38,7 @@ __all__ = [
     "has_whole_sizes",
     "in_place",
     "is_large",
+    "is_open",
     "is_symbolic",
     "onnx_model",
     "same_but_types",
@@ -285,6 +286,11 @@ def is_symbolic(node: Node) -> bool:
     return any(isinstance(d, str) for v in (*node.inputs, *node.outputs) if v is not None for d in v.shape or ())
 
 
+def is_open(node: Node) -> bool:
+    """Whether only a run determines a dimension of an input or output (`Engine.open_shapes`)."""
+    return are_open((*node.inputs, *node.outputs))
+
+
 def has_whole_sizes(node: Node) -> bool:
     """Whether the known scales of a Resize (from version 11 on) make whole sizes: libraries differ in what they take
     for the last pixel where a size is rounded."""
@@ -302,13 +308,19 @@ def has_whole_sizes(node: Node) -> bool:
 
 
 def why_unfit(
-    node: Node, engine: str, *, bodies: bool = False, symbolic: bool = False, open_shapes: bool = False
+    node: Node,
+    engine: str,
+    *,
+    bodies: bool = False,
+    symbolic: bool = False,
+    open_shapes: Literal["none", "results", "any"] = "none",
 ) -> str | None:
     """Why a library of ONNX models cannot take `node`, whatever it computes; None where it might.
 
     Every input and output must be a tensor of known dtype and shape, whose dimensions may be symbolic only with
-    `symbolic`; the node must have no subgraphs unless the library is given those (`bodies`), and its integer attributes
-    must fit into 32 bits, to which libraries cut them unseen.
+    `symbolic`, and unknown only as `open_shapes` says (`Engine.open_shapes`); the node must have no subgraphs unless
+    the library is given those (`bodies`), and its integer attributes must fit into 32 bits, to which libraries cut them
+    unseen.
     Within subgraphs values may have any type.
     """
     for what, values in (("input", node.inputs), ("output", node.outputs)):
@@ -318,7 +330,7 @@ def why_unfit(
             t = v.type
             known = type(t) is TensorType and t.dtype is not None and t.shape is not None
             if known and None in t.shape:  # type: ignore[union-attr, operator]
-                known = open_shapes and what == "output"
+                known = open_shapes == "any" or (open_shapes == "results" and what == "output")
             elif known and not symbolic:
                 known = t.is_static  # type: ignore[union-attr]
             if not known:
@@ -419,7 +431,11 @@ def _alone(node: Node, opset: int | None) -> Function:
 
     def entry(v: Value, name: str) -> Value:
         small = _is_small(v)
-        found = Value(f"c{name}" if small else f"x{name}", v.type, v.data if small else None)
+        type_ = v.type
+        if isinstance(type_, TensorType) and None in (type_.shape or ()):
+            dims = (f"d{name}_{i}" if d is None else d for i, d in enumerate(type_.shape or ()))
+            type_ = TensorType(type_.dtype, tuple(dims))
+        found = Value(f"c{name}" if small else f"x{name}", type_, v.data if small else None)
         if not small:
             entries.append(found)
         return found

@@ -24,7 +24,7 @@ from msgspec import Struct
 from xrt_core.errors import GraphError
 from xrt_core.ir.file_backed import FileState, place_of
 from xrt_core.ir.garbage_collection import WeakIdentityMap
-from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, SparseTensor, Value, _Frozen, _set
+from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, SparseTensor, Value, _Frozen, _set, are_open
 from xrt_core.ir.long_list import LongList
 from xrt_core.ir.types import (
     STRING,
@@ -153,8 +153,12 @@ class Function(_Frozen):
                 raise GraphError(f"function {name!r}: a {what} stands in more than one alias of {self.aliases}")
 
     @classmethod
-    def from_graph(cls, body: Graph, *, name: str = "", aliases: Iterable[InputOutputAlias] = ()) -> Function:
+    def from_graph(
+        cls, body: Graph, *, name: str = "", aliases: Iterable[InputOutputAlias] = (), open_entries: bool = False
+    ) -> Function:
         """The function whose params and returns are the inputs and outputs of `body`, by name and type.
+
+        open_entries: an input may be of a shape that only a run determines, as within a cluster.
 
         Raises GraphError for an input that is not a tensor of known dtype and shape, whose dimensions may be symbolic,
         and an output that is not one of known dtype and rank.
@@ -162,18 +166,27 @@ class Function(_Frozen):
         name = name or body.name or "function"
         return cls(
             name,
-            [_parameter(v, "input", i, name) for i, v in enumerate(body.inputs)],
-            [_parameter(v, "output", i, name) for i, v in enumerate(body.outputs)],
+            [_parameter(v, "input", i, name, open_entries) for i, v in enumerate(body.inputs)],
+            [_parameter(v, "output", i, name, True) for i, v in enumerate(body.outputs)],
             body,
             aliases,
         )
 
     @property
     def is_symbolic(self) -> bool:
-        """Whether a dimension of an entry or a return differs between calls."""
+        """Whether a dimension of an entry or a return is an expression of symbols, whose sizes differ between calls."""
         found = self._cache.get("is_symbolic")
         if found is None:
-            found = self._cache["is_symbolic"] = not all(p.is_static for p in (*self.params, *self.returns))
+            dims = (d for p in (*self.params, *self.returns) for d in p.dims)
+            found = self._cache["is_symbolic"] = any(isinstance(d, str) for d in dims)
+        return bool(found)
+
+    @property
+    def is_open_within(self) -> bool:
+        """Whether nodes read values of which only a run determines a dimension."""
+        found = self._cache.get("is_open_within")
+        if found is None:
+            found = self._cache["is_open_within"] = any(are_open(n.inputs) for n in self.body.nodes)
         return bool(found)
 
     @property
@@ -227,9 +240,9 @@ def launch(
     )
 
 
-def _parameter(value: Value, what: str, index: int, function: str) -> Parameter:
+def _parameter(value: Value, what: str, index: int, function: str, may_be_open: bool) -> Parameter:
     t = value.type
-    is_known = what == "output" or (isinstance(t, TensorType) and None not in (t.shape or ()))
+    is_known = may_be_open or (isinstance(t, TensorType) and None not in (t.shape or ()))
     if not isinstance(t, TensorType) or t.dtype is None or t.shape is None or not is_known:
         raise GraphError(
             f"function {function!r}: {what} {index} {value.name!r} has type {t or 'unknown'}, which is not a tensor "

@@ -28,6 +28,9 @@ MARK: Final = "xrt.mark"
 REGION: Final = "xrt.region"
 """Key beside MARK that tells regions of one engine apart; nodes of one label are one region."""
 
+OPEN_REGION: Final = "data-dependent shapes"
+"""The label of the region of nodes whose shapes depend on data, which are marked for the engine that takes them."""
+
 DEVICE: Final = "xrt.device"
 """Key of an ONNX node's `metadata_props` that names the device the node is placed on."""
 
@@ -470,6 +473,20 @@ class Graph(_Frozen):
 def is_placed(graph: Graph) -> bool:
     """Whether any node, those of subgraphs aside, is annotated with a device."""
     return any(n.annotations is not NO_ANNOTATIONS and n.annotations.device is not None for n in graph.nodes)
+
+
+def are_open(values: Iterable[Value | None]) -> bool:
+    """Whether only a run determines a dimension of some of these values, of which the rank is known."""
+    for v in values:
+        t = None if v is None else v.type
+        if isinstance(t, TensorType) and t.shape is not None and None in t.shape:
+            return True
+    return False
+
+
+def in_open_region(graph: Graph) -> bool:
+    """Whether the nodes of a cluster are those that an engine takes although their shapes depend on data."""
+    return any(n.annotations.region == OPEN_REGION for n in graph.nodes)
 
 
 def every_node(graph: Graph) -> Iterator[Node]:

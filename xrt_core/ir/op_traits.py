@@ -45,6 +45,7 @@ class Traits(Struct, frozen=True, kw_only=True):
 
     elementwise: each element follows from the elements at the same place of the inputs, broadcast as in NumPy.
     reduction: axes of the first input are reduced, to one element or its index.
+    contraction: elements of inputs are multiplied and summed over axes, as matrix products and convolutions do.
     sums: results are sums or means over axes, or functions of one: rounding errors grow with the number of terms.
     comparison: inputs are compared by their order or equality.
     boolean_result: every result is of dtype bool.
@@ -77,6 +78,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     boundary: bool = False
     elementwise: bool = False
     reduction: bool = False
+    contraction: bool = False
     sums: bool = False
     comparison: bool = False
     boolean_result: bool = False
@@ -309,6 +311,10 @@ _ONNX: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
     "elementwise": _CURVES | _ARITHMETIC | _STEPS | _COMPARISONS | _LOGIC | _CLASSES | _BITWISE | _CASTS
     | {"Identity", "Where"},
     "reduction": _ARG | _EXTREMES | _SUMS | {"ReduceProd"},
+    "contraction": _INTEGER_PRODUCTS | {
+        "Attention", "CausalConvWithState", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM",
+        "LinearAttention", "MatMul", "RNN",
+    },
     "sums": _SUMS | _LOSSES,
     "comparison": _COMPARISONS,
     "boolean_result": _COMPARISONS | _LOGIC | _CLASSES | {"OptionalHasElement", "RegexFullMatch"},

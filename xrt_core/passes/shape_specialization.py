@@ -1,8 +1,7 @@
 """Shape specialisation: a graph for one signature, with static types where they follow from the signature.
 
 `specialise` folds known values and infers types in one topological traversal. `shape_inputs` finds the inputs whose
-values determine shapes, and therefore belong to the signature. `SplitLate` moves the nodes whose shapes depend on data
-into a subgraph that is specialised at run time.
+values determine shapes, and therefore belong to the signature.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Annotations, Graph, Node, Value, substitute
 from xrt_core.ir.inference import infer_types, merged, runs_to_limit, trip_count
 from xrt_core.ir.op_traits import traits_of
+from xrt_core.ir.schema import since_version
 from xrt_core.ir.symbols import Expr
 from xrt_core.ir.types import STRING, Dim, OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.passes.loop_lists import as_list, concatenated, stacked
-from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.simplify import (
     DEFAULT_FOLD_LIMIT,
     DeadNodes,
@@ -132,7 +131,7 @@ class _Specialiser:
             if node.op_type == "Slice" and (taken := self.symbolic.as_gather(node, types)):
                 self.nodes(taken)
                 return
-            if node.domain and not all(map(_is_settled_symbolically, types)):
+            if node.domain and not all(is_settled(t, symbolic=True) for t in types):
                 types = self.types_by_body(node, types)
             simpler = self.symbolic.simplified(node, types, self.made)
             if isinstance(simpler, Value):
@@ -169,8 +168,8 @@ class _Specialiser:
             if result is not None:
                 new[result] = source
             return result is not None
-        if op == "ReduceProd" and not any(n.op_type == "Shape" and source in n.outputs for n in self.made):
-            factors = _as_product(node, source)  # of a whole shape it is a Size
+        if op == "ReduceProd":
+            factors = _as_size(node, source, self.made) or _as_product(node, source)
             self.nodes(factors or ())
             return factors is not None
         stack = self.stacks.get(source) if op == "ConcatFromSequence" else None
@@ -352,6 +351,19 @@ def _number(v: Value | None) -> Expr | None:
 _FEW = 4  # factors
 
 
+def _as_size(node: Node, shape: Value, before: Iterable[Node]) -> list[Node] | None:
+    """The Size of the value whose whole `shape` a ReduceProd multiplies, of which engines compute all
+    bits; None for other products."""
+    if len(node.inputs) > 1 or "axes" in node.attributes or node.attributes.get("keepdims", 1):
+        return None
+    for n in before:
+        x = n.inputs[0] if n.op_type == "Shape" and not n.domain and shape in n.outputs else None
+        if x is not None and not n.attributes:
+            version = since_version("Size", "", n.version)
+            return [Node("Size", [x], node.outputs, version=version, name=node.name, annotations=node.annotations)]
+    return None
+
+
 def _as_product(node: Node, x: Value) -> list[Node] | None:
     """The nodes that multiply the few integers of a vector, as exporters multiply sizes, one with the next: libraries
     compute a ReduceProd of integers in floats, or not at all. None for other products."""
@@ -458,82 +470,7 @@ def _sources(graph: Graph, values: Iterable[Value], *, through_comparisons: bool
     return seen
 
 
-# --- splitting at data-dependent shapes ---
-
-
-class SplitLate(Pass):
-    """Moves nodes that can only be planned at run time into the body of one `xrt.Late` node at the end of the graph.
-
-    static_inputs: node -> indices of its inputs that must be known before it can be compiled. symbolic: dimensions
-    that are expressions count as known.
-
-    1. A node is late if it reads a value that a node of this graph computes and whose shape or type is unknown.
-    2. A node is late if an input that must be known is computed by a node of this graph.
-    3. Every node that depends on a late node is late.
-    4. Unchanged: a graph without late nodes; nodes whose unknown inputs are inputs of the graph (they stay unknown at
-       run time: the host runs these nodes, and the split comes after them); a Late node.
-    """
-
-    name = "split_late"
-
-    def __init__(self, static_inputs: Callable[[Node], Iterable[int]], symbolic: bool = False) -> None:
-        self.static_inputs, self.symbolic = static_inputs, symbolic
-
-    def rewrite(self, graph: Graph) -> Graph:
-        producers = graph.producers
-        late: set[Value] = set()  # outputs of late nodes
-        early_nodes: list[Node] = []
-        late_nodes: list[Node] = []
-        for node in graph.nodes:
-            if not is_late(node) and _must_wait(node, late, producers, self.static_inputs, self.symbolic):
-                late_nodes.append(node)
-                late.update(v for v in node.outputs if v is not None)
-            else:
-                early_nodes.append(node)
-        if not late_nodes:
-            return graph
-        boundary = tuple(dict.fromkeys(v for n in late_nodes for v in n.uses() if v.data is None and v not in late))
-        outputs = tuple(dict.fromkeys(v for v in graph.outputs if v in late))
-        inner = {v: Value(v.name, v.type) for v in boundary}  # a body has inputs of its own
-        body = Graph(
-            inner.values(),
-            outputs,
-            [substitute(n, inner) for n in late_nodes],
-            opsets=graph.opsets,
-            name=f"{graph.name}.late",
-        )
-        outer = {v: Value(v.name, v.type) for v in outputs}  # and the node outputs of its own
-        node = Node("Late", boundary, outer.values(), {"body": body}, domain="xrt", version=1, name="late")
-        return graph.replace(nodes=[*early_nodes, node], outputs=[outer.get(v, v) for v in graph.outputs])
-
-
-def is_late(node: Node) -> bool:
-    """Whether the node holds the part of a graph that is planned at run time."""
-    return node.op_type == "Late" and node.domain == "xrt"
-
-
-def _must_wait(
-    node: Node,
-    late: set[Value],
-    producers: Mapping[Value, int],
-    static_inputs: Callable[[Node], Iterable[int]],
-    symbolic: bool,
-) -> bool:
-    for v in (*node.inputs, *node.captures) if node.attributes else node.inputs:
-        if v is not None and (v in late or (v in producers and not _is_settled(v.type, symbolic))):
-            return True
-    for i in static_inputs(node):
-        fixed = node.inputs[i]
-        if fixed is not None and fixed.data is None and fixed in producers:
-            return True
-    return False
-
-
-def _is_settled_symbolically(type_: ValueType | None) -> bool:
-    return _is_settled(type_, symbolic=True)
-
-
-def _is_settled(type_: ValueType | None, symbolic: bool) -> bool:
+def is_settled(type_: ValueType | None, symbolic: bool = False) -> bool:
     """Whether run time would add nothing to the type: static tensors, strings, and types other than tensors. symbolic:
     tensors of symbolic shapes too."""
     if type_ is None:

@@ -19,7 +19,6 @@ import numpy as np
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.op_traits import AT_MOST, limits_of
-from xrt_core.ir.schema import since_version
 from xrt_core.ir.symbols import Bounds, Expr, Symbol, expression
 from xrt_core.ir.types import Dim, Shape, TensorType, ValueType
 from xrt_core.passes.size_ratios import FOLLOWED, MOST, Ratio
@@ -151,8 +150,6 @@ class SymbolicShapes:
         the Size of what has it, if a node has made it `before` in this graph or body."""
         if node.op_type == "Div" and not node.domain:
             return self._with_quotient(node, types[0], before) or node
-        if node.op_type == "ReduceProd" and not node.domain:
-            return _as_size(node, before) or node
         if node.op_type == "Where" and not node.domain:
             return self._chosen(node, types[0]) or node
         if node.domain or node.op_type not in ("Reshape", "Expand") or len(node.inputs) != 2:
@@ -410,17 +407,3 @@ def _without_zeros(t: ValueType | None) -> ValueType | None:
     if not isinstance(t, TensorType) or t.shape is None or 0 not in t.shape:
         return t
     return TensorType(t.dtype, tuple(None if d == 0 else d for d in t.shape))
-
-
-def _as_size(node: Node, before: Iterable[Node]) -> Node | None:
-    """The Size of the value whose whole shape a ReduceProd multiplies: engines do not multiply integers that they know
-    nothing of in all their bits."""
-    shape, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
-    if axes is not None or "axes" in node.attributes or node.attributes.get("keepdims", 1):
-        return None
-    for n in before:
-        x = n.inputs[0] if n.op_type == "Shape" and not n.domain and shape in n.outputs else None
-        if x is not None and not n.attributes:
-            version = since_version("Size", "", n.version)
-            return Node("Size", [x], node.outputs, version=version, name=node.name, annotations=node.annotations)
-    return None

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from xrt_core.errors import InputError
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
+from xrt_core.ir.graph import Graph, Node, Value, every_node, in_open_region, nodes_within
 from xrt_core.ir.op_traits import index_input, indexed_axes, limits_of, measured_axis, scale_inputs, traits_of
 from xrt_core.ir.symbols import Declared, shape_for, size_of
 from xrt_core.ir.types import Dim
@@ -89,13 +89,15 @@ class SymbolicInputChecks:
     """What is checked at each call of a cluster whose indices have limits that differ between calls: `InputChecks` for
     the sizes of each, which are kept. fixed: what is checked whatever the sizes are."""
 
-    __slots__ = ("_declared", "_function", "_known", "_origins", "fixed")
+    __slots__ = ("_declared", "_function", "_is_open", "_known", "_origins", "fixed")
 
     def __init__(self, function: Function, fixed: InputChecks) -> None:
         self.fixed = fixed
         self._function = function
         self._declared = Declared(tuple(p.name for p in function.params), tuple(p.dims for p in function.params), {})
         self._origins = origins_of(function.body)
+        # there the engine checks what no input tells the limit of
+        self._is_open = in_open_region(function.body)
         self._known: dict[tuple[Any, ...], InputChecks] = {}
 
     def violates(self, arrays: Sequence[Any]) -> bool:
@@ -136,7 +138,7 @@ class SymbolicInputChecks:
             if not isinstance(dim, str):
                 return dim
             found = given.get(dim)
-            if found is None and (found := size_of(dim, sizes)) is None:
+            if found is None and (found := size_of(dim, sizes)) is None and not self._is_open:
                 raise _UnboundError
             return found
 

@@ -49,7 +49,8 @@ def subfunction(function: Function, nodes: Sequence[int], name: str = "") -> Fun
         if source in read and target in places and all(u in inside for u in consumers[source]):
             aliases.append(InputOutputAlias(places[target], entry.index(source)))
     label = name or f"{function.name}.{min(inside)}_{max(inside)}"
-    return Function.from_graph(Graph(entry, exit_, chosen, opsets=body.opsets, name=label), name=label, aliases=aliases)
+    part = Graph(entry, exit_, chosen, opsets=body.opsets, name=label)
+    return Function.from_graph(part, name=label, aliases=aliases, open_entries=function.is_open_within)
 
 
 def disjoint_union(function: Function, parts: Iterable[Sequence[int]]) -> tuple[Function, list[Value], list[Nodes]]:
@@ -82,7 +83,7 @@ def disjoint_union(function: Function, parts: Iterable[Sequence[int]]) -> tuple[
         exit_ += [own[v] for v in part.outputs]
     name = f"{function.name}.parts"
     graph = Graph(entry, exit_, made, opsets=function.body.opsets, name=name)
-    return Function.from_graph(graph, name=name), meant, places
+    return Function.from_graph(graph, name=name, open_entries=function.is_open_within), meant, places
 
 
 def cut_after(graph: Graph, marked: Collection[int]) -> list[Nodes]:

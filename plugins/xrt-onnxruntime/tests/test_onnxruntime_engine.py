@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +19,7 @@ from xrt_onnxruntime import OnnxRuntimeEngine
 import xrt_core as xrt
 from xrt_core.engine.contract import CompileOptions, Executable, Function
 from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError, UnsupportedError
+from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
@@ -158,8 +159,8 @@ def test_threads_do_not_spin_where_cores_are_shared(engine: OnnxRuntimeEngine) -
     np.testing.assert_array_equal(made.run([np.ones(4, F32)])[0], -np.ones(4, F32))
 
 
-def _divided(divisor: np.ndarray | None) -> Node:
-    t = TensorType(I32, (2,))
+def _divided(divisor: np.ndarray | None, dtype: Any = I32) -> Node:
+    t = TensorType(np.dtype(dtype), (2,))
     return Node("Div", [Value("x", t), Value("d", t, divisor)], [Value("y", t)], version=14)
 
 
@@ -177,13 +178,12 @@ def _scatter(reduction: str, rows: int = 2, dtype: Any = F32) -> Node:
         (_scatter("add", dtype=np.float16), "has no ScatterND of float16 by add"),
         (_scatter("mul", dtype=ml_dtypes.bfloat16), "has no ScatterND of bfloat16 by mul"),
         (_scatter("max", dtype=np.bool_), "has no ScatterND of bool by max"),
-        (_node("Relu", TensorType(F32, (None, 3)), version=14), "every dimension must be known"),
         (_node("Relu", TensorType(F32, None), version=14), "dtype and rank must be known"),
         (_node("Identity", TensorType(STRING, (2,)), version=14), "is string"),
         (_node("Identity", SequenceType(TensorType(F32, (2,))), version=14), "is a sequence"),
         (_node("Identity", TensorType(np.dtype(ml_dtypes.int4), (2,)), version=21), "is int4"),
         (_node("Conv", TensorType(F64, (1, 1, 4)), TensorType(F64, (1, 1, 3)), version=11), "Could not find an impl"),
-        (_divided(None), "needs a known divisor"),
+        (_divided(None, np.uint8), "needs a known divisor"),
         (_divided(np.array([1, -1], np.int32)), "divisor of 0 or -1"),
         (_node("RandomUniformLike", TensorType(F32, (2,)), version=1), "draws random numbers"),
     ],
@@ -210,6 +210,52 @@ def test_scatters_by_other_reductions_are_taken(engine: OnnxRuntimeEngine) -> No
 def test_division_by_other_known_integers_is_taken(engine: OnnxRuntimeEngine) -> None:
     """A divisor that is known and harmless is no reason to refuse."""
     assert engine.supports(_divided(np.array([2, -3], np.int32)), "cpu", "inference")
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(("op", "attributes"), [("Div", {}), ("Mod", {}), ("Mod", {"fmod": 1})])
+def test_division_by_any_integers(engine: OnnxRuntimeEngine, dtype: Any, op: str, attributes: dict[str, int]) -> None:
+    """0 and -1, by which the library fails or ends the process, give what they give on the host."""
+    least = np.iinfo(dtype).min
+    x = np.array([7, least, least, 5, -7, -7, least, 0], dtype)
+    by = np.array([0, 0, -1, 2, 2, -1, least, least], dtype)
+    a, b, y = (_value(n, dtype, 8) for n in ("x", "by", "y"))
+    node = Node(op, [a, b], [y], attributes, version=14 if op == "Div" else 13)
+    assert engine.supports(node, "cpu", "inference")
+    made = _compile(engine, [a, b], [node], [y])
+    np.testing.assert_array_equal(made.run([x, by])[0], run_node(node, [x, by])[0])
+
+
+def test_shapes_that_depend_on_data_are_taken(engine: OnnxRuntimeEngine) -> None:
+    """On the CPU, with results of a size that memory need not be laid out for."""
+    open_ = _node("Relu", TensorType(F32, (None, 3)), version=14)
+    assert engine.supports(open_, "cpu", "inference")
+    assert "every dimension must be known" in engine.supports(open_, "cuda:0", "inference").reason
+    narrow = _node("Identity", TensorType(np.dtype(ml_dtypes.bfloat16), (None,)), version=14)
+    assert "memory of a known size" in engine.supports(narrow, "cpu", "inference").reason
+
+
+INDEXED: Final = {
+    "Gather": ((3, 4), (2,)), "GatherElements": ((3, 4), (2, 4)), "GatherND": ((3, 4), (2, 1)),
+    "ScatterElements": ((3, 4), (2, 4), (2, 4)),
+    "ScatterND": ((3, 4), (2, 1), (2, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [3, -4, 1 << 40, -(1 << 40)])
+def test_the_library_checks_these_indices(engine: OnnxRuntimeEngine, wrong: int) -> None:
+    """Each operator of `checks_indices` raises for an index that no row has, the first or the last of several."""
+    assert set(INDEXED) == set(engine.checks_indices)
+    for op, shapes in INDEXED.items():
+        dtypes = (F32, np.dtype(np.int64), F32)
+        inputs = [_value(n, d, *s) for n, d, s in zip("xiu", dtypes, shapes, strict=False)]
+        y = _value("y", F32, *((2, 4) if op.startswith("Gather") else (3, 4)))
+        made = _compile(engine, inputs, [Node(op, inputs, [y], version=since_version(op, "", 13))], [y])
+        for place in (0, -1):
+            indices = np.zeros(shapes[1], np.int64)
+            indices.reshape(-1)[place] = wrong
+            with pytest.raises(ExecutionError):
+                made.run([np.ones(shapes[0], F32), indices, *(np.ones(s, F32) for s in shapes[2:])])
 
 
 def test_a_repeated_question_needs_no_trial(engine: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ engine saves -2, 5, 16, 20 and 48 % over another (`benchmarks/README.md`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -168,7 +168,7 @@ class Estimator:
         unread = {v: None for v in graph.outputs if v in graph.producers and v not in graph.consumers}
         sizes = _Sizes()
         self._reads = reads
-        self._work = _work(graph, sizes)
+        self._work = _work(graph.nodes, sizes)
         values = [*reads.values, *unread]
         self._bytes = np.array([sizes.of[sizes[v]] for v in values], np.float64)
         self._constant = np.array([v.data is not None for v in values], np.bool_)
@@ -222,10 +222,15 @@ class Estimator:
 _SMALL: Final = 0.05
 
 
+def is_below_launch(nodes: Iterable[Node]) -> bool:
+    """Whether the host, on a CPU, is estimated to take no longer for some nodes than a launch takes."""
+    return bool(_seconds(_work(nodes, _Sizes()), CPU.host).sum() <= CPU.launch)
+
+
 def is_small_part(graph: Graph, nodes: Collection[int]) -> bool:
     """Whether the host, on a CPU, is estimated to take no longer for some nodes than a launch takes, or than `_SMALL`
     of the time for the whole graph."""
-    work = _work(graph, _Sizes())
+    work = _work(graph.nodes, _Sizes())
     seconds = _seconds(work, CPU.host)
     return bool(seconds[list(nodes)].sum() <= max(CPU.launch, _SMALL * seconds.sum()))
 
@@ -260,12 +265,12 @@ class _Sizes(dict["Value | None", int]):
         return kind
 
 
-def _work(graph: Graph, sizes: _Sizes) -> np.ndarray:
+def _work(nodes: Iterable[Node], sizes: _Sizes) -> np.ndarray:
     """For each node its array operations on the host, bytes and FLOPs: three rows. Computed once per kind of node."""
     known: dict[tuple[object, ...], tuple[int, int, int]] = {}
     found = []
     kind_of = sizes.__getitem__
-    for n in graph.nodes:
+    for n in nodes:
         op = n.op_type
         kinds = (*map(kind_of, n.inputs), -1, *map(kind_of, n.outputs))
         own_attribute = n.attributes.get("transA") if op == "Gemm" else n.subgraphs if n.attributes else None
@@ -283,17 +288,18 @@ def _work(graph: Graph, sizes: _Sizes) -> np.ndarray:
 
 # array operations per host kernel, derived from its time on arrays of a few elements
 _PASSES: Final[Mapping[str, int]] = MappingProxyType({
-    "Attention": 30, "AveragePool": 15, "BatchNormalization": 9, "Clip": 2, "Concat": 3, "Conv": 27, "ConvInteger": 27,
-    "ConvTranspose": 30, "DequantizeLinear": 4, "DynamicQuantizeLinear": 8, "Einsum": 10, "Elu": 4, "Erf": 8,
-    "Gather": 3, "GatherND": 10, "Gelu": 6, "Gemm": 2, "GlobalAveragePool": 4, "GRU": 100, "GroupNormalization": 14,
-    "HardSigmoid": 3, "HardSwish": 4, "InstanceNormalization": 12, "LayerNormalization": 13, "LeakyRelu": 2,
-    "LogSoftmax": 7, "LRN": 10, "LSTM": 100, "MatMul": 2, "MatMulInteger": 4, "MaxPool": 13, "Mean": 3, "Mish": 5,
-    "Pad": 8, "QLinearConv": 35, "QLinearMatMul": 12, "QuantizeLinear": 6, "Resize": 40, "RMSNormalization": 7,
-    "RNN": 60, "RotaryEmbedding": 12, "ScatterND": 10, "Selu": 4, "Sigmoid": 3, "Softmax": 6, "Softplus": 3,
-    "SoftmaxCrossEntropyLoss": 12, "Swish": 4, "Tile": 4, "TopK": 6, "ConvFilterGrad": 40, "MaxPoolGrad": 30,
-    "AveragePoolGrad": 30, "Adam": 12, "Momentum": 5, "Adagrad": 6,
-    "Imputer": 4, "LinearClassifier": 23, "LinearRegressor": 6, "Normalizer": 11, "Scaler": 6, "SVMClassifier": 100,
-    "SVMRegressor": 20, "TreeEnsemble": 60, "TreeEnsembleClassifier": 70, "TreeEnsembleRegressor": 60,
+    "Attention": 30, "AveragePool": 15, "BatchNormalization": 9, "Clip": 2, "Compress": 7, "Concat": 3, "Conv": 27,
+    "ConvInteger": 27, "ConvTranspose": 30, "DequantizeLinear": 4, "DynamicQuantizeLinear": 8, "Einsum": 10, "Elu": 4,
+    "Erf": 8, "Gather": 3, "GatherND": 10, "Gelu": 6, "Gemm": 2, "GlobalAveragePool": 4, "GRU": 100,
+    "GroupNormalization": 14, "HardSigmoid": 3, "HardSwish": 4, "InstanceNormalization": 12, "LayerNormalization": 13,
+    "LeakyRelu": 2, "LogSoftmax": 7, "LRN": 10, "LSTM": 100, "MatMul": 2, "MatMulInteger": 4, "MaxPool": 13, "Mean":
+    3, "Mish": 5, "NonMaxSuppression": 100, "NonZero": 9, "Pad": 8, "QLinearConv": 35, "QLinearMatMul": 12,
+    "QuantizeLinear": 6, "Resize": 40, "RMSNormalization": 7, "RNN": 60, "RotaryEmbedding": 12, "ScatterND": 10,
+    "Selu": 4, "Sigmoid": 3, "Softmax": 6, "Softplus": 3, "SoftmaxCrossEntropyLoss": 12, "Swish": 4, "Tile": 4,
+    "TopK": 6, "Unique": 30, "ConvFilterGrad": 40, "MaxPoolGrad": 30, "AveragePoolGrad": 30, "Adam": 12, "Momentum":
+    5, "Adagrad": 6, "Imputer": 4, "LinearClassifier": 23, "LinearRegressor": 6, "Normalizer": 11, "Scaler": 6,
+    "SVMClassifier": 100, "SVMRegressor": 20, "TreeEnsemble": 60, "TreeEnsembleClassifier": 70,
+    "TreeEnsembleRegressor": 60,
 })  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from xrt_core.errors import GraphError
-from xrt_core.ir.graph import NO_ANNOTATIONS, Graph, Node, Phase, Support
+from xrt_core.ir.graph import NO_ANNOTATIONS, OPEN_REGION, Graph, Node, Phase, Support
 
 HOST = "host"
 """The engine name of nodes that are pinned to the host, and of the host's space."""
@@ -76,9 +76,10 @@ def mark(
 
     Of a pinned node (`annotations.engine`) only that engine is asked, of one pinned to "host" none. A Launch is left
     unchanged. A node annotated with the other phase is rejected. If `automatic` is off, only pinned nodes are queried.
-    Three kinds of pinned nodes are treated as unpinned if their engine does not support them: nodes of the backward
+    Four kinds of pinned nodes are treated as unpinned if their engine does not support them: nodes of the backward
     pass (phase "train"), whose pins are copies of those in the forward pass, nodes with zero-element tensors, such as
-    an empty batch, and nodes with subgraphs, whose marks apply to the nodes in these as well.
+    an empty batch, nodes with subgraphs, whose marks apply to the nodes in these as well, and nodes that were marked
+    for their data-dependent shapes.
 
     obey: False ignores pins to engines, for runs without engines.
     absent: engine -> why it does not take part and the remedy, "" if unknown.
@@ -160,7 +161,8 @@ def _set_apart(nodes: Sequence[Node], phase: Phase, obey: bool) -> tuple[dict[in
 
 
 def _may_be_unpinned(node: Node) -> bool:
-    return node.annotations.phase == "train" or bool(node.attributes and node.subgraphs) or _is_empty(node)
+    a = node.annotations
+    return a.phase == "train" or a.region == OPEN_REGION or bool(node.attributes and node.subgraphs) or _is_empty(node)
 
 
 def _is_empty(node: Node) -> bool:

@@ -45,6 +45,8 @@ class OnnxRuntimeEngine(Engine):
     variables = ("ORT_DISABLE_TELEMETRY",)
 
     dynamic_dims = "any"
+    open_shapes = "any"
+    checks_indices = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
     native_operators = NATIVE
 
     def probe(self) -> EngineStatus:

@@ -39,8 +39,11 @@ def avoided(function: Function) -> Function:
     (https://github.com/microsoft/onnxruntime/issues/18048). Its ScatterElements reduces in order.
 
     Its ReduceMax and ReduceMin of floats pass over NaN at most places; whether there is one is reduced besides.
+
+    A division of integers by 0 fails or ends the process, as that of the least integer by -1 does; it gets other
+    divisors in their places, and the results that the host gives: 0, and the dividend with the other sign.
     """
-    if not any(_is_masked(n) or _races(n) or _loses_nan(n) for n in every_node(function.body)):
+    if not any(_is_masked(n) or _races(n) or _loses_nan(n) or _divides(n) for n in every_node(function.body)):
         return function
     body = _rewritten(function.body)
     return Function(function.name, function.params, function.returns, body, function.aliases)
@@ -63,6 +66,19 @@ def _loses_nan(node: Node) -> bool:
     return not node.domain and _RULES.get(node.op_type) is _extreme and x is not None and x.dtype in _REDUCED
 
 
+def _divides(node: Node) -> bool:
+    divisor = _input(node, 1)
+    known = divisor is None or divisor.data is not None
+    return node.op_type in ("Div", "Mod") and not node.domain and not known and _dtype(divisor) in _DIVIDED
+
+
+_DIVIDED: Final = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+def _dtype(value: Value | None) -> np.dtype | None:
+    return None if value is None else value.dtype
+
+
 def _rewritten(graph: Graph) -> Graph:
     nodes: list[Node] = []
     halved: dict[Value, Value] = {}
@@ -76,6 +92,8 @@ def _rewritten(graph: Graph) -> Graph:
             nodes += _in_order(node)
         elif _loses_nan(node):
             nodes += _with_nan(node)
+        elif _divides(node):
+            nodes += _with_any_divisor(node)
         else:
             nodes.append(node)
     return graph.replace(nodes=nodes)
@@ -118,6 +136,37 @@ def _with_nan(node: Node) -> list[Node]:
         Node("Cast", [count], [there], {"to": 9}, version=13),
         Node("Where", [there, Value("nan", data=np.array(np.nan, x.dtype)), extreme], [result], version=16),
     ]
+
+
+def _with_any_divisor(node: Node) -> list[Node]:
+    """Div or Mod of integers by numbers of which some may be 0 or -1. By 1 a remainder is 0, as by these."""
+    x, divisor = node.inputs
+    (result,) = node.outputs
+    assert x is not None
+    assert divisor is not None
+    assert divisor.dtype is not None
+    assert result is not None
+    nodes: list[Node] = []
+
+    def number(n: int) -> Value:
+        return Value(f"number_{n}", data=np.array(n, divisor.dtype))
+
+    def made(op: str, inputs: list[Value], version: int, what: str, dtype: Any, of: Value) -> Value:
+        value = Value(f"{result.name}_{what}", TensorType(np.dtype(dtype), of.shape))
+        nodes.append(Node(op, inputs, [value], version=version))
+        return value
+
+    is_zero = made("Equal", [divisor, number(0)], 13, "is_zero", "?", divisor)
+    is_minus = made("Equal", [divisor, number(-1)], 13, "is_minus", "?", divisor)
+    either = made("Or", [is_zero, is_minus], 7, "either", "?", divisor)
+    other = made("Where", [either, number(1), divisor], 16, "divisor", divisor.dtype, divisor)
+    if node.op_type == "Mod":
+        return [*nodes, node.replace(inputs=[x, other])]
+    quotient = Value(f"{result.name}_quotient", result.type)
+    nodes.append(node.replace(inputs=[x, other], outputs=[quotient]))
+    negated = made("Sub", [number(0), x], 14, "negated", divisor.dtype, x)
+    signed = made("Where", [is_minus, negated, quotient], 16, "signed", divisor.dtype, result)
+    return [*nodes, Node("Where", [is_zero, number(0), signed], [result], version=16)]
 
 
 def _in_order(node: Node) -> list[Node]:
@@ -169,13 +218,19 @@ def _input(node: Node, index: int) -> Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def _may_be_empty(value: Value) -> bool:
+    return value.shape is not None and (0 in value.shape or None in value.shape)
+
+
 def _division(node: Node) -> str | None:
     """A zero divisor is an error at run time, and the smallest integer by -1 ends the process (SIGFPE)."""
     divisor = _input(node, 1)
     if divisor is None or divisor.dtype is None or divisor.dtype.kind not in "iu":
         return None
     if divisor.data is None:
-        return f"{node.op_type} of integers needs a known divisor: onnxruntime fails on 0, and ends the process on -1"
+        if divisor.dtype in _DIVIDED:
+            return None  # `avoided` sees to it
+        return f"{node.op_type} of {divisor.dtype} needs a known divisor: onnxruntime fails on 0 and ends on -1"
     if np.isin(divisor.data, (0, -1) if divisor.dtype.kind == "i" else (0,)).any():
         return f"{node.op_type} of integers has a divisor of 0 or -1, which onnxruntime may not survive"
     return None
@@ -240,9 +295,20 @@ def _extreme(node: Node) -> str | None:
     x = _input(node, 0)
     if x is not None and x.dtype is not None and x.dtype.kind in "fV" and x.dtype not in _REDUCED:
         return f"onnxruntime's {node.op_type} of narrow floats passes over NaN at some places"
-    if x is not None and x.dtype == np.bool_ and x.shape is not None and 0 in x.shape:
+    if x is not None and x.dtype == np.bool_ and _may_be_empty(x):
         return f"onnxruntime has no {node.op_type} of an empty set of bool"
     return None
+
+
+def _mean(node: Node) -> str | None:
+    """Of nothing the mean is 0 / 0."""
+    x, given = _input(node, 0), _input(node, 1)
+    axes: Any = node.attributes.get("axes") if given is None else None if given.data is None else given.data.tolist()
+    if x is not None and x.shape is not None and _may_be_empty(x):
+        reduced = x.shape if axes is None else [x.shape[a] for a in axes if -len(x.shape) <= a < len(x.shape)]
+        if 0 in reduced or None in reduced:
+            return "onnxruntime's mean of no elements is 0, and there are none, or how many there are depends on data"
+    return _sum(node)
 
 
 def _sum(node: Node) -> str | None:
@@ -267,7 +333,7 @@ def _sign(node: Node) -> str | None:
 
 def _matrix_product(node: Node) -> str | None:
     x = _input(node, 0)
-    if x is not None and x.dtype is not None and x.dtype.kind == "u" and x.shape is not None and 0 in x.shape:
+    if x is not None and x.dtype is not None and x.dtype.kind == "u" and _may_be_empty(x):
         return "onnxruntime fails on MatMul of unsigned integers with nothing to sum"
     return None
 
@@ -287,7 +353,7 @@ def _gelu(node: Node) -> str | None:
 
 def _windows(node: Node) -> str | None:
     for v in (*node.inputs[:2], *node.outputs[:1]):
-        if v is not None and v.shape is not None and 0 in v.shape:
+        if v is not None and _may_be_empty(v):
             return f"onnxruntime fails on {node.op_type} of an empty tensor, or invents numbers"
     dilations = node.attributes.get("dilations")
     is_dilated = isinstance(dilations, tuple) and any(d != 1 for d in dilations)
@@ -361,7 +427,8 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "GroupNormalization": _group_normalisation,
         "MatMul": _matrix_product,
         "MeanVarianceNormalization": _mean_variance,
-        **dict.fromkeys(("ReduceMean", "ReduceSum"), _sum),
+        "ReduceMean": _mean,
+        "ReduceSum": _sum,
         **dict.fromkeys(("Einsum", "Pow", "ReduceL1", "ReduceL2", "ReduceProd", "ReduceSumSquare"), _product),
         "Sign": _sign,
         "ReduceMax": _extreme,

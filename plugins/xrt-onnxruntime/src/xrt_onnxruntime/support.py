@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, is_symbolic, why_not_within, why_unfit
+from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, is_open, is_symbolic, why_not_within, why_unfit
 from xrt_core.engine.onnx_versions import as_older
 from xrt_core.ir.graph import Node
 from xrt_core.ir.long_list import LongList
@@ -36,7 +36,7 @@ def why_not(node: Node, on_cpu: bool = True) -> str | None:
     on_cpu: whether it is asked for the CPU, for which alone sessions of symbolic shapes are made.
     """
     return (
-        why_unfit(node, "onnxruntime", bodies=True, symbolic=on_cpu)
+        why_unfit(node, "onnxruntime", bodies=True, symbolic=on_cpu, open_shapes="any" if on_cpu else "none")
         or _why_not_symbolic(node)
         or _not_right(node)
         or why_not_within(node, _not_right)
@@ -76,7 +76,7 @@ def _selected(values: Any, kept: np.ndarray) -> Any:
 
 
 def _why_not_symbolic(node: Node) -> str | None:
-    if not is_symbolic(node):
+    if not (is_symbolic(node) or is_open(node)):
         return None
     for v in (*node.inputs, *node.outputs):
         if v is not None and v.dtype is not None and not _toolkit.is_native(v.dtype):

@@ -33,7 +33,7 @@ class TensorRTEngine(Engine):
     switch = "use_tensorrt"
     array_families = ("cupy", "torch", "jax", "other")
     asynchronous = True
-    open_shapes = True
+    open_shapes = "results"
 
     def __init__(self, target: str = "") -> None:
         self._target = target

@@ -55,7 +55,7 @@ def verdict(node: Node) -> Verdict:
     )
     known = _verdicts.get(key)
     if known is None:
-        found = why_unfit(node, "tensorrt", open_shapes=True)
+        found = why_unfit(node, "tensorrt", open_shapes="results")
         if found is not None:
             return Verdict(found)
         known = _tried(node)
