@@ -63,6 +63,56 @@ class ExecutionTests(SuiteBase):
         (got,) = subject.run(executable, [np.ones((1, 2, 4), np.float32)])
         assert got.shape == (1, 2, 4)
 
+    def test_shapes_that_depend_on_data(self, subject: Subject) -> None:
+        """With `open_shapes` NonZero gives as many places as there are; with "any", what follows goes by that number,
+        which may be 0."""
+        if subject.engine.open_shapes == "none":
+            pytest.skip("it takes no nodes whose shapes depend on data (open_shapes)")
+        x, y = functions.value("x", 4, 3), Value("y", TensorType(np.dtype(np.float32), (None,)))
+        at, rows = (Value(n, TensorType(np.dtype(np.int64), d)) for n, d in (("at", (2, None)), ("rows", (None, 2))))
+        nodes = [functions.node("NonZero", [x], [at])]
+        if subject.engine.open_shapes == "any":
+            nodes += [
+                functions.node("Transpose", [at], [rows]),
+                functions.node("GatherND", [x, rows], [z := Value("z", y.type)]),
+                functions.node("Neg", [z], [y]),
+            ]
+        for n in nodes:
+            said = subject.supports(n)
+            assert said.ok or subject.engine.open_shapes == "results", said.reason
+            if not said.ok:
+                pytest.skip(said.reason)
+        made = [v for v in nodes[-1].outputs if v is not None]
+        executable = subject.compile(functions.function("open", [x], nodes, made))
+        rng = np.random.default_rng(2)
+        for share in (0.5, 0.0, 1.0, 0.2):
+            a = (rng.standard_normal((4, 3)) * (rng.random((4, 3)) < share)).astype(np.float32)
+            (got,) = subject.run(executable, [a])
+            assert_close(got, -a[np.nonzero(a)] if len(nodes) > 1 else np.array(np.nonzero(a)))
+
+    def test_indices_that_are_checked(self, subject: Subject) -> None:
+        """The operators of `checks_indices` raise on the CPU where an index that the function computes is out of
+        range."""
+        if not subject.engine.checks_indices or not subject.device.startswith("cpu"):
+            pytest.skip("it declares no operators that check indices (checks_indices)")
+        for op in subject.engine.checks_indices:
+            x, u = functions.value("x", 3, 2), functions.value("u", 1, 2)
+            shape = (1, 1) if op.endswith("ND") else (1,) if op == "Gather" else (1, 2)
+            i, j = (Value(n, TensorType(np.dtype(np.int64), shape)) for n in "ij")
+            rows = (3, 2) if op.startswith("Scatter") else (1, 2)
+            given = [x, j, u] if op.startswith("Scatter") else [x, j]
+            y = functions.value("y", *rows)
+            one = Value.constant(np.array(1, np.int64), "one")
+            nodes = [functions.node("Add", [i, one], [j]), functions.node(op, given, [y])]
+            floats = [v for v in given if v is not j]
+            executable = subject.compile(functions.function(op, [*floats, i], nodes, [y]))
+            arrays = [np.ones((3, 2) if v is x else (1, 2), np.float32) for v in floats]
+            for index in (0, 1, -4):  # counted from the end where it is negative
+                subject.run(executable, [*arrays, np.full(shape, index, np.int64)])
+            for index in (2, -5, 1 << 40, -(1 << 40)):
+                with pytest.raises(ExecutionError):
+                    executable.run([*arrays, np.full(shape, index, np.int64)])
+
     def test_results_feed_the_next_run(self, subject: Subject) -> None:
         """The engine's own arrays are inputs too."""
         add = subject.compile(functions.binary("Add", 4))
