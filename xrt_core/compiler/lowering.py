@@ -115,10 +115,13 @@ def lane(node: Node) -> str:
     return f"{node.attributes['engine']!s} {node.annotations.device or ''}".strip() if is_launch(node) else ""
 
 
-def sharing_cores(graph: Graph) -> frozenset[Node]:
-    """Return the launches that run on the host's cores beside others. One that is alone with what selects rows by data,
-    which is little work, has the cores for itself."""
+def sharing_cores(graph: Graph, part: bool = False) -> frozenset[Node]:
+    """Return the launches that run on the host's cores beside others: of the graph, of the parts of it that are planned
+    by themselves, or of the graph that it is a `part` of. One that is alone with what selects rows by data, which is
+    little work, has the cores for itself."""
     found = [n for n in graph.nodes if is_launch(n) and is_host(n.annotations.device)]
+    if part or any(n.subgraphs for n in graph.nodes if not is_launch(n)):
+        return frozenset(found)
     if len(found) < 2:
         return frozenset()
     light = [n for n in found if in_open_region(n.attributes["function"].body)]  # type: ignore[union-attr]

@@ -122,7 +122,7 @@ class Pipeline:
         if optimised.engines and optimised.symbolic is not None:
             self._require_as_many(optimised, partitioned)
         middle = time.perf_counter()
-        planned = self.plan(partitioned, owned=owned, kind=kind)
+        planned = self.plan(partitioned, owned=owned, kind=kind, part=captured.part)
         planned.signature = types, known
         if symbolic is not None and optimised.symbolic is not None:
             planned.symbolic = symbolic
@@ -298,8 +298,11 @@ class Pipeline:
             n = sized.nodes[lost[0]]
             raise NotSymbolic(f"{n.operator} {n.name!r} runs on an engine with static shapes only")
 
-    def plan(self, partitioned: Partitioned, *, owned: bool = True, kind: type[Planned] = Planned) -> Planned:
-        """Compile every Launch and lower the graph to a register program. owned, kind: as of `compile`."""
+    def plan(
+        self, partitioned: Partitioned, *, owned: bool = True, kind: type[Planned] = Planned, part: bool = False
+    ) -> Planned:
+        """Compile every Launch and lower the graph to a register program. owned, kind: as of `compile`. part: it is one
+        of another graph."""
         services, graph = self.services, partitioned.graph
         parts: dict[str, PlanCache] = {}
 
@@ -309,7 +312,7 @@ class Pipeline:
             parts[key if key not in parts else f"{key} ({len(parts)})"] = cache
             return cache
 
-        shared = sharing_cores(graph)
+        shared = sharing_cores(graph, part)
         if services.events.heard and (clusters := sum(map(is_launch, graph.nodes))):
             services.events.progress("plan", model=graph.name or "graph", clusters=clusters)
 

@@ -399,7 +399,7 @@ class GuardedLaunch(Launch):
             else:
                 for k in floats:  # `_end_finite`
                     r = results[k]
-                    if type(r) is np.ndarray and (x := r.item(-1)) - x != 0.0:
+                    if type(r) is np.ndarray and r.size and (x := r.item(-1)) - x != 0.0:
                         return self._compared_at_once(arrays, results)
                 return results
             finally:

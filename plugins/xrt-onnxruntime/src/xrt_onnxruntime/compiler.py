@@ -31,7 +31,6 @@ _OPTIONS: Final = (
 _TF32: Final = Tolerance(2e-3, 5e-4, reason="factors are rounded to the 10 bits of TF32")
 _FLOAT16: Final = Tolerance(1.4e-3, 2e-2, reason="TensorRT may keep sums in float16", accumulates="float16")
 
-_SPINNING: Final = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 _UNTIL_DONE: Final = {"session.force_spinning_stop": "1"}
 """Threads spin while a call runs, and sleep once it is done."""
 
@@ -51,9 +50,9 @@ class OnnxRuntimeCompiler(GraphCompiler):
     `optimization`, "disable", "basic", "extended" or "all" (default); `parallel`, whether independent nodes run side
     by side, and `inter_op_threads` to do so; `memory_arena` (default True); `session`, a mapping of the library's
     session configuration entries such as {"session.intra_op.allow_spinning": "1"}. Where
-    nothing is said, it is "0" beside other clusters on the same cores (`CompileOptions.shared`), and threads spin until
-    the end of a run where the program uses the cores next (`release_cores`): for some milliseconds after a run threads
-    that spin take the cores from whoever comes next. On a GPU: `provider`, "cuda" (default) or
+    nothing is said, threads spin until the end of a run beside other clusters on the same cores
+    (`CompileOptions.shared`), and where the program uses the cores next (`release_cores`): for some milliseconds after
+    a run threads that spin take the cores from whoever comes next. On a GPU: `provider`, "cuda" (default) or
     "tensorrt", `provider_options`, a mapping of the library's options for it, and `tf32` (default False).
     """
 
@@ -81,9 +80,7 @@ class OnnxRuntimeCompiler(GraphCompiler):
         self._providers = self._read_providers(extra)
         entries = extra.get("session", {})
         idle: Mapping[str, str] = {}
-        if options.shared:
-            idle = dict.fromkeys(_SPINNING, "0")
-        elif options.release_cores:
+        if options.shared or options.release_cores:
             idle = _UNTIL_DONE
         try:
             self._entries = {**idle, **{str(k): str(v) for k, v in entries.items()}}
