@@ -14,7 +14,7 @@ from xrt_core.errors import GraphError, XRTError
 from xrt_core.frontends.onnx_export import export_function
 from xrt_core.frontends.onnx_import import import_function
 from xrt_core.ir.function import Function, Parameter
-from xrt_core.ir.graph import Graph, Node, Support, Value
+from xrt_core.ir.graph import Annotations, Graph, Node, Support, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 
@@ -122,6 +122,20 @@ def test_what_an_engine_gets_wrong_is_the_hosts() -> None:
         np.testing.assert_array_equal(m(_X), 2.0 * np.array(np.nonzero(_X)))
         assert m.explain().errors
         engine.on_run = None
+
+
+@pytest.mark.tiny_clusters
+def test_marks_stay() -> None:
+    """What is marked for the host is the host's, and without automatic clustering nothing else is an engine's."""
+    with fake_engine(OpenWithin) as engine:
+        graph = _graph(after=True)
+        nodes = [*graph.nodes[:3], graph.nodes[3].replace(annotations=Annotations(engine="host"))]
+        marked = XRTModule(graph.replace(nodes=nodes), engine="opened", guard=False, prune=False)
+        manual = XRTModule(graph, engine="opened", automatic=False, guard=False)
+        for m, most in ((marked, 3), (manual, 0)):
+            engine.compiled.clear()
+            np.testing.assert_array_equal(m(_X), 2.0 * np.array(np.nonzero(_X)))
+            assert max((len(f.body.nodes) for f in engine.compiled), default=0) == most
 
 
 def _rows(limit: int) -> Graph:

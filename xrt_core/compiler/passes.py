@@ -167,9 +167,7 @@ def _specialise(graph: Graph, context: PassContext) -> Graph:
 def _split_late(graph: Graph, context: PassContext) -> Graph:
     if not context.engines:  # no region is deferred: the host handles these too
         return graph
-    taken = context.taken_of_any_shape or taken_by_none
-    if context.options.mesh is not None or context.options.placement or is_placed(graph):
-        taken = taken_by_none
+    taken = taken_by_none if context.options.mesh is not None else context.taken_of_any_shape or taken_by_none
     if context.symbolic is None:
         return SplitLate(needed_inputs, taken=taken)(graph)
     return SplitLate(lambda node: (), symbolic=True, taken=taken)(graph)  # dynamic engines need to know no input

@@ -190,6 +190,7 @@ class Pipeline:
     ) -> Optimised:
         """Specialise the graph for one signature: run the passes of the stage "signature"."""
         engines = engines and bool(self.engines)
+        automatic = engines and captured.automatic
         shapes = None if symbolic is None else SymbolicShapes(symbolic.symbols, symbolic.sizes)
         context = PassContext(
             self.options,
@@ -200,7 +201,7 @@ class Pipeline:
             lowering=self.services.precision,
             # inputs of a subgraph, such as a loop body, must not be donated
             mark_updates=partial(self._support.mark_updates, aliases=not captured.part) if engines else lambda g: g,
-            taken_of_any_shape=partial(self._support.taken_of_any_shape, symbolic=shapes) if engines else None,
+            taken_of_any_shape=partial(self._support.taken_of_any_shape, symbolic=shapes) if automatic else None,
             symbolic=shapes,
             part=captured.part,
             why_no_mesh=self._why_no_mesh() if self.options.mesh is not None else "",

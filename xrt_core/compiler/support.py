@@ -56,7 +56,7 @@ class EngineSupport:
             checked=self._phase == "inference",
             symbolic=symbolic,
         )
-        any_open = any(engine.open_shapes != "none" for engine, _ in self._engines)
+        any_open = any(engine.open_shapes == "results" for engine, _ in self._engines)
         region = next((n.annotations.engine or "" for n in graph.nodes if n.annotations.region == OPEN_REGION), "")
         nodes = [n for n in graph.nodes if refusal(n, open_results=any_open, region=region) is None]
         capabilities = None if self._guard is None else self._guard.capabilities
@@ -66,7 +66,7 @@ class EngineSupport:
         devices = devices_of(graph) if is_placed(graph) else ()
         elsewhere = [(e, d) for d in devices for e, own in self._engines if d != own and drives(e, d)]
         for engine, device in self._engines:
-            mine = _of_engine(refusal, engine) if any_open else refusal
+            mine = _of_engine(refusal, engine) if any_open or region else refusal
             if symbolic and engine.dynamic_dims == "none":
                 found.append(_refusing(engine.name, "it takes static shapes only", "is left out"))
             elif engine.name in excluded:
@@ -89,13 +89,15 @@ class EngineSupport:
         self, graph: Graph, nodes: Sequence[Node], symbolic: SymbolicShapes | None = None
     ) -> tuple[str, frozenset[Node]]:
         """The first engine that takes nodes whose shapes depend on data (`Engine.open_shapes`), and those of `nodes`
-        that it takes; "" where there is no such engine."""
+        that it takes; "" where there is no such engine. What is marked or placed stays where it is."""
         known = (e for e, device in self._engines if e.open_shapes == "any" and is_host(device))
         engine = next(known, None) if self._phase == "inference" and not (self._lowered or self._isolated) else None
         if engine is None:
             return "", frozenset()
         unproven = self._unproven(graph, () if symbolic is None else symbolic.within)
         offered = [n for n in nodes if not (n in unproven or has_symbolic_index(n)) or _checks_indices(engine, n)]
+        offered = [n for n in offered if (a := n.annotations).engine is None and a.device is None]
+        offered = [n for n in offered if not n.attributes or _marked_elsewhere(n, engine.name) is None]
         refusal = partial(_refusal_in_region, tried=self._guard is not None, symbolic=symbolic is not None)
         offered = closed(graph, [n for n in offered if refusal(n) is None])
         capabilities = None if self._guard is None else self._guard.capabilities

@@ -292,13 +292,13 @@ _PASSES: Final[Mapping[str, int]] = MappingProxyType({
     "ConvInteger": 27, "ConvTranspose": 30, "DequantizeLinear": 4, "DynamicQuantizeLinear": 8, "Einsum": 10, "Elu": 4,
     "Erf": 8, "Gather": 3, "GatherND": 10, "Gelu": 6, "Gemm": 2, "GlobalAveragePool": 4, "GRU": 100,
     "GroupNormalization": 14, "HardSigmoid": 3, "HardSwish": 4, "InstanceNormalization": 12, "LayerNormalization": 13,
-    "LeakyRelu": 2, "LogSoftmax": 7, "LRN": 10, "LSTM": 100, "MatMul": 2, "MatMulInteger": 4, "MaxPool": 13, "Mean":
-    3, "Mish": 5, "NonMaxSuppression": 100, "NonZero": 9, "Pad": 8, "QLinearConv": 35, "QLinearMatMul": 12,
+    "LeakyRelu": 2, "LogSoftmax": 7, "LRN": 10, "LSTM": 100, "MatMul": 2, "MatMulInteger": 4, "MaxPool": 13,
+    "Mean": 3, "Mish": 5, "NonMaxSuppression": 100, "NonZero": 9, "Pad": 8, "QLinearConv": 35, "QLinearMatMul": 12,
     "QuantizeLinear": 6, "Resize": 40, "RMSNormalization": 7, "RNN": 60, "RotaryEmbedding": 12, "ScatterND": 10,
     "Selu": 4, "Sigmoid": 3, "Softmax": 6, "Softplus": 3, "SoftmaxCrossEntropyLoss": 12, "Swish": 4, "Tile": 4,
-    "TopK": 6, "Unique": 30, "ConvFilterGrad": 40, "MaxPoolGrad": 30, "AveragePoolGrad": 30, "Adam": 12, "Momentum":
-    5, "Adagrad": 6, "Imputer": 4, "LinearClassifier": 23, "LinearRegressor": 6, "Normalizer": 11, "Scaler": 6,
-    "SVMClassifier": 100, "SVMRegressor": 20, "TreeEnsemble": 60, "TreeEnsembleClassifier": 70,
+    "TopK": 6, "Unique": 30, "ConvFilterGrad": 40, "MaxPoolGrad": 30, "AveragePoolGrad": 30, "Adam": 12,
+    "Momentum": 5, "Adagrad": 6, "Imputer": 4, "LinearClassifier": 23, "LinearRegressor": 6, "Normalizer": 11,
+    "Scaler": 6, "SVMClassifier": 100, "SVMRegressor": 20, "TreeEnsemble": 60, "TreeEnsembleClassifier": 70,
     "TreeEnsembleRegressor": 60,
 })  # fmt: skip
 
