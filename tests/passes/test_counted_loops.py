@@ -211,3 +211,27 @@ def test_engines_run_them_for_any_size(engine: str) -> None:
     assert "one plan for all sizes" in text
     if engine == "onnxruntime":
         assert "Loop" in text.split("on the host")[0].split("clusters:")[1]
+
+
+@pytest.mark.parametrize("engine", ["host", "onnxruntime"])
+def test_the_number_of_the_turn_as_a_limit(engine: str) -> None:
+    """A Slice whose limits are numbers, not vectors, as tf2onnx writes them: x[i:i + 1] of every turn."""
+    if engine != "host":
+        pytest.importorskip(engine)
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 15]>
+        g (float[4, 3] x, int64 count) => (float[n, m, 3] y)
+        <int64 one = {1}, int64 zero = {0}, bool yes = {1}>
+        {
+            y = Loop (count, yes) <body = b (int64 i, bool go) => (bool on, float[k, 3] row) {
+                on = Identity (go)
+                next = Add (i, one)
+                row = Slice (x, i, next, zero)
+            }>
+        }"""
+    )
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    m = xrt.XRTModule(model, engine=engine, guard=False)
+    for count in (4, 2):
+        (y,) = m.run({"x": x, "count": np.array(count)}).values()
+        np.testing.assert_array_equal(y, x[:count, None])

@@ -112,6 +112,9 @@ class _Specialiser:
             node = node.replace(name=f"{self.prefix}{node.name}", annotations=self.inherited)
         if self.shape_of(node):
             return
+        if node.op_type == "Slice" and (vectors := _with_vectors(node)):
+            self.nodes(vectors)
+            return
         body = self.expand(node)
         if body is not None:
             given = [v for v in node.inputs if v is not None]
@@ -349,6 +352,20 @@ def _number(v: Value | None) -> Expr | None:
 
 
 _FEW = 4  # factors
+
+
+def _with_vectors(node: Node) -> list[Node]:
+    """The nodes that give a Slice vectors of one element where it has numbers for limits, as tf2onnx writes the number
+    of a Loop's turn; none for another Slice."""
+    made: list[Node] = []
+    inputs = list(node.inputs)
+    axes = Value.constant(np.array([0], np.int64), f"{node.name or 'Slice'}/axes")
+    for i, v in enumerate(node.inputs[1:], 1):
+        if v is not None and isinstance(v.type, TensorType) and v.type.shape == ():
+            name = f"{node.name or 'Slice'}/limit{i}"
+            inputs[i] = Value(name, TensorType(v.type.dtype, (1,)))
+            made.append(Node("Unsqueeze", [v, axes], [inputs[i]], version=13, name=name, annotations=node.annotations))
+    return [*made, node.replace(inputs=inputs)] if made and not node.domain and node.version >= 10 else []
 
 
 def _as_size(node: Node, shape: Value, before: Iterable[Node]) -> list[Node] | None:

@@ -190,6 +190,8 @@ class SymbolicShapes:
         found = self.elements(starts)
         if x is None or x.shape is None or starts is None or starts.data is not None or shape is None or found is None:
             return []
+        if found.ndim != 1:
+            return []
         axes = constants(self, node, 3) or list(range(found.size))
         at = [k for k, e in enumerate(found) if e is not None and not e.symbols.isdisjoint(self._turns)]
         taken = [axes[k] % len(x.shape) for k in at]
