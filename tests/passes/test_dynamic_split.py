@@ -226,3 +226,11 @@ def test_little_work_is_no_region() -> None:
     x, n, t, y = x_of(4), Value("n"), Value("t"), Value("y")
     nodes = [node("Abs", [x], [n]), node("Cast", [n], [t], to=7), node("Reshape", [x, t], [y])]
     assert region(graph_of([x], [y], nodes)) == ([], ["Abs", "Cast"], ["Reshape"])
+
+
+def test_a_product_of_a_whole_shape_is_its_size() -> None:
+    """In a graph without symbols as well: engines compute a Size in all its bits."""
+    x, i, s, y = x_of(3, 4), Value("i"), Value("s"), Value("y")
+    nodes = [node("NonZero", [x], [i]), node("Shape", [i], [s]), node("ReduceProd", [s], [y], keepdims=0)]
+    made = specialise(graph_of([x], [y], nodes), [x.type], {}, run_node)
+    assert [n.op_type for n in made.nodes if n.outputs[0] in made.outputs] == ["Size"]

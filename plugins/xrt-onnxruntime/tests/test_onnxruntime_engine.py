@@ -235,6 +235,15 @@ def test_shapes_that_depend_on_data_are_taken(engine: OnnxRuntimeEngine) -> None
     assert "memory of a known size" in engine.supports(narrow, "cpu", "inference").reason
 
 
+@pytest.mark.parametrize(("rows", "axis", "taken"), [(0, 0, False), (None, 0, False), (None, 1, True), (2, 0, True)])
+def test_means_of_nothing_are_the_hosts(engine: OnnxRuntimeEngine, rows: int | None, axis: int, taken: bool) -> None:
+    """0 / 0 is NaN, and the library gives 0."""
+    x, axes = Value("x", TensorType(F32, (rows, 3))), Value.constant(np.array([axis], np.int64), "axes")
+    y = Value("y", TensorType(F32, (3,) if axis == 0 else (rows,)))
+    node = Node("ReduceMean", [x, axes], [y], {"keepdims": 0}, version=18)
+    assert engine.supports(node, "cpu", "inference").ok is taken
+
+
 INDEXED: Final = {
     "Gather": ((3, 4), (2,)), "GatherElements": ((3, 4), (2, 4)), "GatherND": ((3, 4), (2, 1)),
     "ScatterElements": ((3, 4), (2, 4), (2, 4)),
