@@ -302,6 +302,8 @@ CASES: dict[str, Callable[[Builder], Value]] = {
     "Trilu": lambda g: g.add("Trilu", g.add("MatMul", g.x, _channels(g))),
     "EyeLike": lambda g: g.add("EyeLike", g.ids, dtype=1),
     "Einsum": lambda g: g.add("Einsum", g.x, g.x, equation="bsh,bth->h"),
+    "Einsum of an ellipsis": lambda g: g.add("Einsum", g.x, g.x, equation="...h, ...h"),
+    "Einsum over an ellipsis": lambda g: g.add("Einsum", g.x, g.weight(HIDDEN, 2), equation="...h,hk->k"),
     "merged axes": lambda g: g.add("ReduceMax", g.add("Reshape", g.x, g.ints(-1, HIDDEN)), g.ints(0)),
     "numbers in other groups": lambda g: g.add("Reshape", g.add("Reshape", g.add("Slice", g.x, g.ints(0), g.ints(6),
         g.ints(2)), g.ints(0, 0, 2, 3)), g.ints(0, 0, 3, 2)),

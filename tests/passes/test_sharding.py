@@ -77,6 +77,8 @@ CASES = [
     (made("Split", floats(4, 6), np.array([2, 4]), axis=1, outputs=2), 1.0),
     (made("Einsum", floats(2, 4, 6), floats(2, 6, 8), equation="bij,bjk->bik"), 1.0),
     (made("Einsum", floats(4, 6), floats(6), equation="ij,j->ij"), 1.0),
+    (made("Einsum", floats(2, 4, 6), floats(6, 8), equation="...ij, jk"), 1.0),
+    (made("Einsum", floats(4, 6), floats(1, 6), equation="ij,ij->j"), 1.0),
     (made("BatchNormalization", floats(2, 4, 6), *[np.abs(floats(4)) for _ in range(4)]), 1.0),
     (made("InstanceNormalization", floats(2, 4, 6), floats(4), floats(4)), 1.0),
     (made("GroupNormalization", floats(2, 4, 6), floats(4), floats(4), num_groups=2), 1.0),

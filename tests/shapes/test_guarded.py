@@ -265,6 +265,50 @@ def test_engines_left_for_later_are_compared_when_it_is_time(monkeypatch: pytest
         assert told == ["right_for_any_size had not been tried"]
 
 
+def test_engines_are_compared_on_the_sizes_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run of a race is one of each size that calls had, where the host is out of the question. The race is opened
+    again when more sizes have come, up to `_MOST_RACED`."""
+    sizes: dict[str, list[int]] = {}
+
+    def tune(runs: Any, *args: Any, **options: Any) -> autotune.Tuning:
+        sizes.clear()
+        for name, call in runs.items():
+            before = len(ran)
+            call()
+            sizes[name] = ran[before:]
+        return first_wins(runs)
+
+    ran: list[int] = []
+
+    def on_run(self: tested.RightForOneSize, run: Any, inputs: Any) -> Any:
+        ran.append(inputs[0].shape[0])
+        return run()
+
+    monkeypatch.setattr(evaluate, "tune", tune)
+    monkeypatch.setattr(evaluate.ReferenceExecutor, "seconds", Constant(1e6))
+    monkeypatch.setattr(tested.RightForOneSize, "on_run", on_run)
+    options = {**IN_PROCESS, "guard_async": True, "guard_tune": True, "shapes": {"x": ("n", 4)}}
+    with registered(RightForAnySize):
+        m = module(product(), ["wrong_for_50_rows", "right_for_any_size"], **options)
+        m.run(rows(7))
+        assert eventually(lambda: any(e.name == "guard.live" for e in m.events))
+        for n in (7, 20, 3):
+            m.run(rows(n))
+        assert m.wait(60)
+        assert sizes == {"wrong_for_50_rows": [7, 20, 3], "right_for_any_size": [7, 20, 3]}
+        (launch,) = m._pipeline.accelerated.services.guard._all()  # type: ignore[union-attr]
+        told: list[str] = []
+        launch._failures.drifted = lambda launch, why: told.append(why)  # type: ignore[method-assign,assignment]
+        launch.expectation._next = 0.0
+        for n in range(1, 8):
+            for _ in range(80):
+                m.run(rows(n))
+        assert not told
+        for _ in range(80):
+            m.run(rows(30))
+        assert told == ["calls of 9 sizes have come, and it was chosen for 3"]
+
+
 def test_a_clear_lead_over_the_host_needs_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one candidate of a symbolic cluster is right and was twice as fast as the host while it was checked."""
     raced: list[list[str]] = []

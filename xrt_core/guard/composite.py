@@ -217,12 +217,13 @@ def evaluate_candidates(
     ranges: Sequence[Range | None] = (),
     place: HostPlace = ON_CPU,
     sizes: Mapping[str, int] = MappingProxyType({}),
+    raced: Sequence[Mapping[str, int]] = (),
 ) -> Outcome:
     """`evaluate` a function in this process on each of `engines`, and, where times are compared, on each with the host
     alone. on_compile, on_compiled: called with the engine's name before, and after each compilation. owns_process: as
     for `StressTest`. ranges, place: as for `evaluate`. sizes: of the symbols of a symbolic function, which is evaluated
     as the static one for these, or for less of the same (`lighter_sizes`), and then checked for others
-    (`other_sizes`)."""
+    (`other_sizes`). raced: the sizes for which candidates are compared with one another, where not for these."""
     if function.is_symbolic and inputs is None:
         sizes = lighter_sizes(function, sizes)
     static = function_at(function, sizes)
@@ -259,7 +260,8 @@ def evaluate_candidates(
         candidates.append(candidate(engine))
         if settings.tune and (pieces := builder.alone(function, engine)) is not None:
             candidates.append(candidate(engine, pieces))
-    found = evaluate(static, candidates, settings, inputs, stress=stress, ranges=ranges, place=place)
+    timed = [synthesize_inputs(function_at(function, s), "gentle") for s in raced]
+    found = evaluate(static, candidates, settings, inputs, stress=stress, ranges=ranges, place=place, timed=timed)
     if function.is_symbolic and found.verdict == "ready" and settings.verify:
         engine = found.pieces[0].engine
         name = engine if len(found.pieces) == 1 else f"{engine} alone"

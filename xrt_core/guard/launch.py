@@ -65,6 +65,10 @@ _SHORTEST_LIMIT: Final = 10.0  # seconds
 _MOST_LOOKED_AT: Final = 4
 """Results of each call whose last elements are looked at."""
 _RESTS: Final = 16  # times as many calls pass until another result that is not finite is compared
+_MOST_RACED: Final = 6
+"""Sizes of calls on which the candidates for a symbolic function are compared."""
+_MORE_SIZES: Final = 3
+"""They are compared again when this many times as many sizes have come as they were compared on."""
 _WORTH_LIMITING: Final = 2e-3  # seconds; the limit of a run that takes so long costs below 1 %
 _AS_IT_IS: Final = contextlib.nullcontext()
 _FATAL: Final[Mapping[str, str]] = MappingProxyType(
@@ -437,8 +441,8 @@ class GuardedLaunch(Launch):
         record = self.record
         record.engine_seconds.append(seconds)
         if self.function.is_symbolic:  # times of calls of other sizes say nothing
-            if self.untried and self.expectation.is_due():
-                self._failures.drifted(self, f"{', '.join(self.untried)} had not been tried")
+            if (why := self._not_compared()) and self.expectation.is_due():
+                self._failures.drifted(self, why)
             return
         if self.record.outcome is not None and self.record.outcome.timed and (why := self.expectation.add(seconds)):
             self._failures.drifted(self, why)
@@ -449,6 +453,21 @@ class GuardedLaunch(Launch):
             self._record_failure("run", "slower", message)
             if self.retire(State.FAILED, f"it has become slow: {message}"):
                 record.postpone(self._settings.retry)
+
+    def _not_compared(self) -> str:
+        """What the candidates for a symbolic function were not compared on; "" for nothing."""
+        if self.untried:
+            return f"{', '.join(self.untried)} had not been tried"
+        raced, seen = len(self.record.raced), len(self._check.shapes_seen)
+        more = 0 < raced < _MOST_RACED and seen >= _MORE_SIZES * raced
+        return f"calls of {seen} sizes have come, and it was chosen for {raced}" if more else ""
+
+    def sizes_seen(self) -> list[dict[str, int]]:
+        """Sizes of the symbols of a symbolic function in some of its calls on an engine, which are spread over all that
+        differ."""
+        shapes = self._check.shapes_seen
+        count = min(len(shapes), _MOST_RACED)
+        return [self._sizes_of(shapes[i * len(shapes) // count]) for i in range(count)]
 
     # --- shadow runs -----------------------------------------------------------------------------------------------
 
@@ -613,9 +632,13 @@ class GuardedLaunch(Launch):
         """The static function for inputs of these shapes."""
         if not self.function.is_symbolic:
             return self.function
+        return function_at(self.function, self._sizes_of([a.shape for a in arrays]))
+
+    def _sizes_of(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """Sizes of the symbols for inputs of these shapes."""
         params = self.function.params
         declared = Declared(tuple(p.name for p in params), tuple(p.dims for p in params), {})
-        return function_at(self.function, {**self.record.sizes, **declared.bind([a.shape for a in arrays])})
+        return {**self.record.sizes, **declared.bind(shapes)}
 
     # --- failures ------------------------------------------------------------------------------------------------
 

@@ -98,8 +98,9 @@ class ClusterRecord:
     name, engine: of the Launch. number: of the record in its module. nodes: their number. operators: of them, for
     messages. state, reason: where it stands, and why. retry_at: `time.monotonic` seconds from which a failed cluster is
     retried, and one of which the host is the provisional choice. races: how often the choice was revisited. outcome: of
-    the last verification. sizes: of the symbols of a symbolic cluster in the call that it was planned for. calls,
-    host_calls: all calls, and those that the host answered. Counters are updated without a lock; they are statistics
+    the last verification. sizes: of the symbols of a symbolic cluster in the call that it was planned for. raced:
+    those of the calls on whose sizes its candidates were compared. calls, host_calls: all calls, and those that the
+    host answered. Counters are updated without a lock; they are statistics
     and may lose increments.
     """
 
@@ -114,6 +115,7 @@ class ClusterRecord:
         self.retry_at = float("inf")
         self.outcome: Outcome | None = None
         self.sizes: Mapping[str, int] = {}
+        self.raced: Sequence[Mapping[str, int]] = ()
         self.calls = 0
         self.host_calls = 0
         self.failures = 0

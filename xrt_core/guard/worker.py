@@ -92,6 +92,7 @@ def run_job(request: Mapping[str, Any], send: Send) -> Outcome:
         ranges=request["ranges"],
         place=HostPlace.beside(request["host"]),
         sizes=request["sizes"],
+        raced=request["raced"],
     )
 
 

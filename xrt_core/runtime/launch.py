@@ -343,6 +343,11 @@ class LaunchCheck:
             self._known[key] = found
         return found
 
+    @property
+    def shapes_seen(self) -> list[tuple[Sequence[int], ...]]:
+        """The shapes of the inputs of calls of a symbolic Function, those that differ, in the order of the first."""
+        return list(self._known)
+
     def inputs(self, arrays: Sequence[Any]) -> list[Any]:
         """The inputs of a run: NumPy arrays that are not donated as read-only views."""
         views = []

@@ -114,6 +114,7 @@ def evaluate(
     stress: Stress | None = None,
     ranges: Sequence[Range | None] = (),
     place: HostPlace = ON_CPU,
+    timed: Sequence[Sequence[np.ndarray]] = (),
 ) -> Outcome:
     """Decide what runs a cluster.
 
@@ -121,13 +122,15 @@ def evaluate(
     that is timed. Without them all sets are synthesized. stress: the test that candidates with right results must pass
     as well. ranges: of the inputs of a real call; results are checked on one set in these ranges as well, if they go
     beyond those of synthesized inputs and the host is quick (`EvaluationSettings.edges`). place: where the host
-    computes; executables take its arrays, are checked against it there, and timed with arrays that are there.
+    computes; executables take its arrays, are checked against it there, and timed with arrays that are there. timed:
+    sets of inputs on which executables that take more shapes than the function's are timed against one another, all of
+    them in one run, where the host is clearly slower (`clear_lead`) on the function's own.
 
     Without `tune` the first candidate that is right wins. Only if none is right as a whole are their faults isolated,
     in order, until a part of one is left. Whatever an engine raises is a finding; raises XRTError only if the host
     cannot run the function.
     """
-    return _Evaluation(function, settings, inputs, clock, stress, ranges, place).outcome(candidates)
+    return _Evaluation(function, settings, inputs, clock, stress, ranges, place, timed).outcome(candidates)
 
 
 def difference(function: Function, one: Executable, other: Executable) -> str:
@@ -148,8 +151,10 @@ class _Evaluation:
         stress: Stress | None,
         ranges: Sequence[Range | None],
         place: HostPlace,
+        timed: Sequence[Sequence[np.ndarray]],
     ) -> None:
         self.function, self.settings, self.clock, self.stress = function, settings, clock, stress
+        self.timed = timed
         self.ranges = ranges if are_beyond(ranges) else ()
         self.until = clock() + settings.deadline_seconds
         self.whole = tuple(range(len(function.body.nodes)))
@@ -375,17 +380,21 @@ class _Evaluation:
         checker = self._checker(0)
         assert checker is not None
         place = self.host.place
-        arrays = place.copies(checker.inputs)
+        lead = self.settings.clear_lead
+        leads = lead > 0.0 and min(c.quickest for c in accepted) * lead <= self.host.seconds
+        over_sizes = leads and len(accepted) > 1 and len(self.timed) > 0
+        sets = [place.copies(x) for x in (self.timed if over_sizes else [checker.inputs])]
         runs: dict[str, Callable[[], object]] = {}
         for c in accepted:
-            runs.setdefault(c.label, _repeat(self._run_of(c), arrays, place))
-        runs[HOST] = _repeat(self.host.compute, arrays, place)
+            runs.setdefault(c.label, _repeat(self._run_of(c), sets, place))
         known = {HOST: self.host.seconds} | {c.label: c.quickest for c in accepted}
-        lead = self.settings.clear_lead
         try:
-            if lead and len(accepted) == 1 and first.quickest * lead <= self.host.seconds:
+            if leads and len(accepted) == 1:
                 tuning = Tuning(first.label, known, 0)
+            elif over_sizes:
+                tuning = _of_one(tune(runs, clock=self.clock, until=self.until), len(sets), self.host.seconds)
             else:
+                runs[HOST] = _repeat(self.host.compute, sets, place)
                 tuning = tune(runs, HOST, clock=self.clock, until=self.until, known=known)
         except Exception as e:  # although it ran when it was checked
             self.errors.append(f"it failed while it was timed: {type(e).__name__}: {e}")
@@ -395,9 +404,11 @@ class _Evaluation:
             times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in tuning.seconds.items())
             return _timed_as(self._on_host("slower", f"the host is faster: {times}"), tuning)
         chosen = next(c for c in accepted if c.label == tuning.winner)
-        ratio = tuning.seconds[HOST] / max(tuning.seconds[tuning.winner], 1e-9)
+        mine = chosen.quickest if over_sizes else tuning.seconds[tuning.winner]  # of the size that the host took
+        ratio = tuning.seconds[HOST] / max(mine, 1e-9)
         others = [name for name in tuning.seconds if name not in (HOST, tuning.winner)]
         over = f", faster than {', '.join(others)}" if others else ""
+        over += f" over {len(sets)} sizes" if len(sets) > 1 else ""
         reason = f"{chosen.label}: {chosen.note}, {ratio:.3g}x as fast as the host{over}"
         return _timed_as(self._ready(chosen, reason), tuning)
 
@@ -505,14 +516,22 @@ def _sources(
         yield synthesize_inputs(function, kind, seed, constraints)
 
 
-def _repeat(run: Run, arrays: Sequence[Any], place: HostPlace) -> Callable[[], object]:
-    """A run that returns when all work of the device is done."""
-    if place.on_cpu:
-        return lambda: run(arrays)
+def _of_one(tuning: Tuning, sets: int, host: float) -> Tuning:
+    """A tuning of runs on so many sets, with the mean seconds of one. host: its seconds, which was not timed."""
+    return replace(tuning, seconds={HOST: host, **{name: s / sets for name, s in tuning.seconds.items()}})
+
+
+def _repeat(run: Run, sets: Sequence[Sequence[Any]], place: HostPlace) -> Callable[[], object]:
+    """A run on each of these sets of inputs that returns when all work of the device is done."""
 
     def complete() -> None:
         with place.within():
-            run(arrays)
+            for arrays in sets:
+                run(arrays)
             place.synchronize()
 
-    return complete
+    def on_cpu() -> None:
+        for arrays in sets:
+            run(arrays)
+
+    return on_cpu if place.on_cpu else complete

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.ir.graph import Node
+from xrt_core.ir.inference import einsum_axes
 from xrt_core.ir.op_traits import draws_random, traits_of
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.symbols import product
@@ -300,13 +301,10 @@ def _gemm(p: Padder, node: Node, given: Given) -> Given:
 
 
 def _einsum(p: Padder, node: Node, given: Given) -> Given:
-    equation = text(node, "equation", "").replace(" ", "")
-    if "." in equation:
-        raise p.refused("an equation with an ellipsis")
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
-    if not arrow:
-        right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+    found = einsum_axes(node, [None if s is None else s.rank for s in given])
+    if found is None:
+        raise p.refused("an equation that does not fit its inputs")
+    terms, result = found
     sizes: dict[str, Axis] = {}
     for term, s in zip(terms, given, strict=True):
         assert s is not None
@@ -318,11 +316,11 @@ def _einsum(p: Padder, node: Node, given: Given) -> Given:
             if term.count(label) > 1 and is_padded(axis):
                 raise p.refused("a diagonal of a padded axis")
     inputs = [
-        p.masked(s, [k for k, label in enumerate(term) if label not in right], 0)
+        p.masked(s, [k for k, label in enumerate(term) if label not in result], 0)
         for term, s in zip(terms, given, strict=True)
         if s is not None
     ]
-    return p.copy(node, inputs, [[sizes[c] for c in right]])
+    return p.copy(node, inputs, [[sizes[label] for label in result]])
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------

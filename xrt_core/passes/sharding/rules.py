@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.inference import einsum_axes
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.sharding import B, P, S, Sbp
 
@@ -236,18 +237,18 @@ def _batch_norm(node: Node) -> Iterator[Way]:
 
 def _einsum(node: Node) -> Iterator[Way]:
     """What one letter stands for: an axis of the result, or one that is summed over, which gives partial sums."""
-    text = str(node.attributes.get("equation", "")).replace(" ", "")
-    left, arrow, right = text.partition("->")
-    terms = left.split(",")
-    if "." in text or not arrow or len(terms) != len(node.inputs):
+    found = einsum_axes(node, [len(_shape(v)) for v in node.inputs])
+    if found is None:
         return
-    for letter in dict.fromkeys(left.replace(",", "")):
-        if any(t.count(letter) > 1 for t in terms):  # a diagonal
+    terms, result = found
+    for label in dict.fromkeys(x for t in terms for x in t):
+        sizes = {_shape(v)[t.index(label)] for v, t in zip(node.inputs, terms, strict=True) if label in t}
+        if len(sizes) > 1 or any(t.count(label) > 1 for t in terms):  # it is broadcast, or a diagonal
             continue
-        inputs = [S(t.index(letter)) if letter in t else B for t in terms]
-        if letter in right:
-            yield _way(node, inputs, S(right.index(letter)))
-        elif all(letter in t for t in terms):
+        inputs = [S(t.index(label)) if label in t else B for t in terms]
+        if label in result:
+            yield _way(node, inputs, S(result.index(label)))
+        elif all(label in t for t in terms):
             yield _way(node, inputs, P())
 
 

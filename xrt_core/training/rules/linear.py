@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor, literal
+from xrt_core.ir.inference import einsum_axes
 from xrt_core.training.gradient_context import Backward, Forward, dialect, reduced, reshaped
 from xrt_core.training.registry import gradient
 
@@ -97,18 +99,12 @@ def _on_diagonal(x: Tensor, whole: str, term: str, shape: tuple[int, ...]) -> Te
 
 def _explicit(ctx: Forward) -> tuple[list[str], str]:
     """Return the terms and the output of the equation, with letters for ellipses, and an implicit output explicit."""
-    equation = str(ctx.attr("equation")).replace(" ", "")
-    left, arrow, out = equation.partition("->")
-    terms = left.split(",")
-    letters = [c for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
-    ranks = [x.ndim - len(t.replace("...", "")) for t, x in zip(terms, ctx.inputs, strict=True)]
-    widest = max((r for t, r in zip(terms, ranks, strict=True) if "..." in t), default=0)
-    ellipsis = "".join(letters[:widest])
-    if not arrow:
-        plain = left.replace("...", "").replace(",", "")
-        out = ("..." if "..." in left else "") + "".join(sorted(c for c in set(plain) if plain.count(c) == 1))
-    full = [t.replace("...", ellipsis[widest - r :]) if "..." in t else t for t, r in zip(terms, ranks, strict=True)]
-    return full, out.replace("...", ellipsis)
+    found = einsum_axes(ctx.node, [x.ndim for x in ctx.inputs])
+    assert found is not None  # the ranks are known
+    terms, out = found
+    free = (c for c in ascii_letters if not any(c in t for t in terms))
+    letters = {name: name if len(name) == 1 else next(free) for name in dict.fromkeys(n for t in terms for n in t)}
+    return ["".join(letters[name] for name in t) for t in terms], "".join(letters[name] for name in out)
 
 
 @gradient("Det")
