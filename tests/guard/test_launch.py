@@ -526,8 +526,9 @@ def test_a_call_that_the_host_has_answered_is_the_first_comparison(fault: str) -
     launch.answered = Answered([X.copy(), X.copy()], [X + X], seconds=0.1)
     launch.record.move(State.READY)
     launch.go_live(executable, "verified")
-    np.testing.assert_array_equal(launch([X.copy(), X.copy()])[0], X + X)
     assert launch.answered is None
+    assert executable.runs == 1, "before a caller waits for it"
+    np.testing.assert_array_equal(launch([X.copy(), X.copy()])[0], X + X)
     assert bool(computed) == (fault in ("wrong", "raises", "writes"))
     assert launch.record.calls == 1
     if not fault:

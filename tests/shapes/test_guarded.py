@@ -203,6 +203,24 @@ def test_what_follows_data_under_guard() -> None:
     assert len(symbolic(m)) == 1
 
 
+def test_what_follows_data_is_built_with_the_first_call() -> None:
+    """Its sizes are symbols from the first call on, of which a warm-up run begins all builds, and which executables are
+    compared with before they are live: calls with other numbers of rows compile nothing."""
+    with registered(RightForAnySize):
+        options = {**IN_PROCESS, "guard_async": True}
+        m, host = (module(import_model(found_by_data()), e, **options) for e in ("right_for_any_size", "host"))
+        for rows_found in (7, 3, 11, 1):
+            x = (np.arange(12).reshape(3, 4) < rows_found).astype(np.float32)
+            np.testing.assert_allclose(run(m, {"x": x}), run(host, {"x": x}), rtol=1e-5, atol=1e-6)
+            assert m.wait(60)
+            if rows_found == 7:
+                (launch,) = m._pipeline.accelerated.services.guard._all()  # type: ignore[union-attr]
+                assert (launch.record.state.value, launch.record.shadow_runs) == ("live", 1)
+        assert [e.name for e in m.events].count("guard.begin") == 1
+        assert launch.function.is_symbolic
+        assert launch.record.host_calls == 1
+
+
 def test_the_first_engine_answers_before_the_others_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a symbolic cluster the first engine that is right is live while the others have not been compiled; they are
     compared some time later, at once where somebody waits, and the fastest takes over. A verdict that knows the first

@@ -24,8 +24,9 @@ from xrt_core.runtime.plan import HOST, Call, Lowered
 from xrt_core.runtime.plan_cache import PlanCache
 from xrt_core.runtime.transfers import Enter, to_launch
 
-MakePart = Callable[[Graph, Collection[int], str], PlanCache]
-"""(a subgraph with its captures as inputs, indices of inputs that change each iteration, a label) -> its plan cache."""
+MakePart = Callable[[Graph, Collection[int], str, bool], PlanCache]
+"""(a subgraph with its captures as inputs, indices of inputs that change each iteration, a label, whether the sizes of
+its inputs depend on data) -> its plan cache."""
 
 
 class Lowering:
@@ -132,5 +133,5 @@ def _parts(node: Node, label: str, make_part: MakePart) -> Call:
     if is_late(node):
         body = node.attributes["body"]
         assert isinstance(body, Graph)
-        return make_part(body, (), label).run
-    return control_step(node, lambda graph, changing: make_part(graph, changing, label))
+        return make_part(body, (), label, True).run
+    return control_step(node, lambda graph, changing: make_part(graph, changing, label, False))

@@ -307,8 +307,8 @@ class Pipeline:
         services, graph = self.services, partitioned.graph
         parts: dict[str, PlanCache] = {}
 
-        def make_part(part: Graph, changing: Collection[int], label: str) -> PlanCache:
-            cache = self.plan_cache(self.capture(part, partitioned.automatic), changing, part=True)
+        def make_part(part: Graph, changing: Collection[int], label: str, varies: bool) -> PlanCache:
+            cache = self.plan_cache(self.capture(part, partitioned.automatic), changing, part=True, varies=varies)
             key = f"{label}: {part.name}" if part.name else label
             parts[key if key not in parts else f"{key} ({len(parts)})"] = cache
             return cache
@@ -337,13 +337,15 @@ class Pipeline:
         changing: Collection[int] = (),
         *,
         part: bool = False,
+        varies: bool = False,
         declared: Declared | None = None,
     ) -> PlanCache:
         """Return a plan cache for a graph; a miss compiles the plan of the new signature with this pipeline.
 
         changing: inputs that change each iteration of a loop; their values are never part of the signature. part: the
         graph is a separately planned subgraph, whose signatures may depend on data: beyond a limit, new signatures are
-        compiled for the host alone. declared: the shapes of its inputs, as the user declared them.
+        compiled for the host alone. varies: sizes of its inputs depend on data, and are symbols from the first call on
+        where engines take them. declared: the shapes of its inputs, as the user declared them.
         """
 
         def check_allowed(types: Sequence[ValueType | None]) -> None:
@@ -392,11 +394,11 @@ class Pipeline:
             varying=lambda: VaryingShapes(
                 captured.graph,
                 declared,
-                lambda: self.symbolic_after,
+                lambda: 0 if varies and self._varies_at_once else self.symbolic_after,
                 wanted_again=lambda: self.symbolic_again,
                 on_end=tell_exact,
             ),
-            declared=declared is not None,
+            at_once=declared is not None or (varies and self._varies_at_once),
             make_symbolic=make_symbolic,
             kept=kept,
         )
@@ -460,6 +462,12 @@ class Pipeline:
     def symbolic_again(self) -> int | None:
         """As `symbolic_after`, for a graph for which a symbolic plan was live in an earlier process."""
         return self.symbolic_after
+
+    @property
+    def _varies_at_once(self) -> bool:
+        """Whether a graph that will get other sizes at its next calls has a symbolic plan from the first one on: where
+        no engine of static shapes might be on a faster device."""
+        return self.symbolic_after is not None and all(is_host(device) for _, device in self.engines)
 
     @property
     def _may_be_symbolic(self) -> bool:

@@ -18,19 +18,20 @@ from xrt_core.cache.model_file import ModelFile
 from xrt_core.compiler.pipeline import STATIC_FIRST, NotSymbolic, Pipeline
 from xrt_core.compiler.services import Chosen, Services, build_services
 from xrt_core.compiler.stages import Captured, Planned
-from xrt_core.errors import EngineUnavailableError, XRTError
+from xrt_core.errors import EngineUnavailableError
 from xrt_core.events import EventLog
-from xrt_core.guard.background import Answered, BackgroundCompiler, Plannable
+from xrt_core.guard.background import Answered, BackgroundCompiler, Plannable, copies
 from xrt_core.guard.timeouts import in_background, native_call
 from xrt_core.host.blas_threads import fewer_on_busy_machine
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value, engine_and_device
 from xrt_core.ir.symbols import SymbolicSignature
-from xrt_core.ir.types import TensorType, ValueType
+from xrt_core.ir.types import ValueType
 from xrt_core.options import AUTO, Options
-from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings, retry_time
+from xrt_core.options.guard_settings import GuardSettings, retry_time
 from xrt_core.passes.partitioning import is_converter, names_a_device, names_an_engine
-from xrt_core.runtime.arrays import Range, ranges_of, to_numpy
+from xrt_core.passes.shape_specialization import is_settled
+from xrt_core.runtime.arrays import Range, ranges_of
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.plan_cache import PlanCache
 
@@ -151,7 +152,7 @@ class TieredPipeline(Pipeline):
         start = time.perf_counter()
         plan = self.compile(captured, types, known, engines=False, owned=not part, kind=BaselinePlan, symbolic=symbolic)
         assert isinstance(plan, BaselinePlan)
-        rehearse = self.background.settings.real_inputs or (symbolic is None and _has_parts(plan.partitioned.graph))
+        rehearse = self.background.settings.real_inputs or _has_parts(plan.partitioned.graph, symbolic is not None)
         plan.attach(job, rehearse)
         self.services.events.emit("host_first", seconds=time.perf_counter() - start, model=plan.name)
         return plan
@@ -405,9 +406,9 @@ class BaselinePlan(Planned):
         call: Answered | None = None
         if kept is not None and job is not None:
             background = job.pipeline.background
-            copies = _copies(results, background.room - sum(x.nbytes for x in kept))
-            if copies is not None:
-                call = self._answered_call = background.keep(Answered(kept, copies, seconds))
+            got = copies(results, background.room - sum(x.nbytes for x in kept))
+            if got is not None:
+                call = self._answered_call = background.keep(Answered(kept, got, seconds))
                 self._hand_over()
         self._answered(arrays)
         if call is not None and job is not None:
@@ -418,7 +419,7 @@ class BaselinePlan(Planned):
         """Copies of the inputs of the first call, where its results may serve for the first comparison."""
         if self.calls or self._job is None or self.final is self:
             return None
-        kept = _copies(arrays, self._job.pipeline.background.room)
+        kept = copies(arrays, self._job.pipeline.background.room)
         return None if kept is None or not all(isinstance(x, np.ndarray) for x in kept) else kept
 
     def _hand_over(self) -> None:
@@ -446,7 +447,7 @@ class BaselinePlan(Planned):
             self._due = float("inf")
             if job.pipeline.background.settings.verify:
                 self._ranges = ranges_of(arrays)
-            job.pipeline.background.begin(self, _copies(arrays) if self._rehearse else None)
+            job.pipeline.background.begin(self, copies(arrays) if self._rehearse else None)
 
 
 class ExactBeside:
@@ -593,30 +594,8 @@ def _hand_over(known: Answered, made: Planned) -> None:
         launch.answered = Answered(given, got, known.seconds)
 
 
-def _has_parts(graph: Graph) -> bool:
-    """Return whether a graph has subgraphs planned at run time: control-flow bodies, regions with dynamic shapes."""
+def _has_parts(graph: Graph, symbolic: bool) -> bool:
+    """Return whether a graph has subgraphs planned at run time: control-flow bodies, regions with dynamic shapes.
+    symbolic: dimensions that are expressions are known."""
     made = (v for n in graph.nodes for v in n.outputs if v is not None)
-    late = (not (isinstance(v.type, TensorType) and v.type.is_static) for v in made)
-    return any(n.subgraphs for n in graph.nodes) or any(late)
-
-
-def _copies(arrays: Sequence[Any], most: int = MAX_INPUT_BYTES) -> list[Any] | None:
-    """Return copies of a call's arguments; None if they exceed `most` bytes or the available memory."""
-    held = 0
-
-    def copy(x: Any) -> Any:
-        nonlocal held
-        if x is None:
-            return None
-        if isinstance(x, list):
-            return [copy(e) for e in x]
-        if isinstance(x, dict):
-            return dict(x)
-        array = to_numpy(x)
-        held += array.nbytes
-        return np.array(array) if held <= most else None
-
-    with contextlib.suppress(MemoryError, XRTError):  # a call that has its results must not fail here
-        found = [copy(a) for a in arrays]
-        return found if held <= most else None
-    return None
+    return any(n.subgraphs for n in graph.nodes) or not all(is_settled(v.type, symbolic) for v in made)

@@ -17,16 +17,19 @@ import numpy as np
 from msgspec import Struct
 
 from xrt_core.engine.forking import each_in_forked_process
+from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.timeouts import (
     BackgroundTask,
     CallTimeout,
     Cancelled,
     call_with_timeout,
+    current_task,
     is_shutting_down,
     running,
 )
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
+from xrt_core.runtime.arrays import to_numpy
 
 if TYPE_CHECKING:
     from xrt_core.cache.disk import DiskCache
@@ -224,6 +227,12 @@ def beside_the_caller() -> Iterator[None]:
         yield
 
 
+def warming_up() -> BackgroundCompiler | None:
+    """The compiler whose warm-up run this thread is at, if any."""
+    task = current_task()
+    return task.owner if task is not None and isinstance(task.owner, BackgroundCompiler) else None
+
+
 _compilers: weakref.WeakSet[BackgroundCompiler] = weakref.WeakSet()
 each_in_forked_process(_compilers, BackgroundCompiler.after_fork)
 
@@ -231,6 +240,28 @@ each_in_forked_process(_compilers, BackgroundCompiler.after_fork)
 def _prepare(plan: Plannable, inputs: Sequence[Any] | None, task: BackgroundTask) -> None:
     with running(task):
         plan.prepare(inputs)
+
+
+def copies(arrays: Sequence[Any], most: int = MAX_INPUT_BYTES) -> list[Any] | None:
+    """Return copies of a call's arguments; None if they exceed `most` bytes or the available memory."""
+    held = 0
+
+    def copy(x: Any) -> Any:
+        nonlocal held
+        if x is None:
+            return None
+        if isinstance(x, list):
+            return [copy(e) for e in x]
+        if isinstance(x, dict):
+            return dict(x)
+        array = to_numpy(x)
+        held += array.nbytes
+        return np.array(array) if held <= most else None
+
+    with contextlib.suppress(MemoryError, XRTError):  # a call that has its results must not fail here
+        found = [copy(a) for a in arrays]
+        return found if held <= most else None
+    return None
 
 
 def _bytes(x: Any) -> int:

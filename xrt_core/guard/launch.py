@@ -22,11 +22,11 @@ from xrt_core.engine.converters import converters
 from xrt_core.engine.forking import keep_for_ever
 from xrt_core.errors import BrokenContextError, ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
-from xrt_core.guard.background import Answered
+from xrt_core.guard.background import Answered, BackgroundCompiler, copies, warming_up
 from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.sampling import SamplingSchedule, bytes_of, comparisons
-from xrt_core.guard.timeouts import CallTimeout, TimedCaller, watchdog
+from xrt_core.guard.timeouts import CallTimeout, TimedCaller, native_call, watchdog
 from xrt_core.guard.worker_pool import WorkerFailure
 from xrt_core.host.blas_threads import fewer_blas_threads, fewer_on_busy_machine
 from xrt_core.ir.symbols import Declared
@@ -87,17 +87,17 @@ class GuardedLaunch(Launch):
 
     A live executable is watched. The host runs some calls as well, on copies, and the results must agree: the first one
     before its results go out, the others in the background (`SamplingSchedule`), and at once one whose results end with
-    NaN or an infinity. If `answered` is there, the executable computes that call first, and where it agrees, that was
-    the first comparison. Every 64th call is timed, and its results are looked at as a whole. An executable whose
-    results differ is rejected for good, one that has become slow is dropped until the next retry, and if its time is
-    not what it was when it was chosen, the choice is revisited (`Expectation`).
+    NaN or an infinity. If `answered` is there, the executable computes that call before it goes live, and where it
+    agrees, that was the first comparison. Every 64th call is timed, and its results are looked at as a whole. An
+    executable whose results differ is rejected for good, one that has become slow is dropped until the next retry, and
+    if its time is not what it was when it was chosen, the choice is revisited (`Expectation`).
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
-    the inputs of a first call, as far as they are known. answered: a call that the host answered for the whole graph,
-    until it has been compared. unwanted: its plan was dropped, and no executable is built any more. cancel: ends the
-    build that runs. synchronize: waits for the device, where the launch has one: what is timed begins and ends with
-    that, so that neither work before it counts nor is work left out.
+    the inputs of a first call, as far as they are known. answered: a call that the host answered, for the whole graph
+    or in a warm-up run, until it has been compared. unwanted: its plan was dropped, and no executable is built any
+    more. cancel: ends the build that runs. synchronize: waits for the device, where the launch has one: what is timed
+    begins and ends with that, so that neither work before it counts nor is work left out.
     """
 
     __slots__ = (
@@ -182,7 +182,11 @@ class GuardedLaunch(Launch):
         if self.record.outcome is not None and self.record.outcome.finite_only and self._settings.finite:
             self.input_checks = input_checks(self.function, finite=True)
         self.record.move(State.LIVE, reason, settles=False)
-        self._call = self._shadowed(self._on_probation)
+        if self._schedule.is_on:
+            self._compare_answered(self.record.calls + 1, self._schedule)
+        with self._lock:
+            if self.executable is executable:  # that comparison may have ended it
+                self._call = self._shadowed(self._on_probation)
         if self.on_live is not None:
             self.on_live()
         self.record.settled.set()  # after what follows from it has begun, which is waited for as well
@@ -277,9 +281,25 @@ class GuardedLaunch(Launch):
             if record.state is State.LIVE:
                 return self._call(arrays)
         record.calls += 1
-        results = self._from_host(arrays)
+        compiler = warming_up() if due else None
+        results = self._from_host(arrays) if compiler is None else self._kept_from_host(arrays, compiler)
         if due:
             self._build(self, arrays, False)
+        return results
+
+    def _kept_from_host(self, arrays: Arrays, compiler: BackgroundCompiler) -> Arrays:
+        """The host's results for a call of a warm-up run, which is kept as the first comparison."""
+        is_compared = self._schedule.is_on and not self._schedule.is_periodic
+        if not is_compared or self._donated or self.synchronize is not None:
+            return self._from_host(arrays)
+        given = copies(arrays, compiler.room)
+        start = time.perf_counter()
+        results = self._from_host(arrays)
+        seconds = time.perf_counter() - start
+        if given is not None:
+            got = copies(results, compiler.room - bytes_of(given))
+            if got is not None:
+                self.answered = compiler.keep(Answered(given, got, seconds))
         return results
 
     def _from_host(self, arrays: Arrays) -> Arrays:
@@ -495,8 +515,7 @@ class GuardedLaunch(Launch):
     def _shadow_run(self, call: HostRun, arrays: Arrays, schedule: SamplingSchedule) -> Arrays:
         """A call whose results are compared with the host's: before they are returned, or in the background."""
         number = self.record.calls + 1
-        answered, self.answered = self.answered, None
-        if answered is not None and not schedule.is_confirmed and self._agrees(answered, number, schedule):
+        if self._compare_answered(number, schedule):
             return call(arrays)
         try:
             if bytes_of(arrays) > MAX_INPUT_BYTES:
@@ -541,18 +560,20 @@ class GuardedLaunch(Launch):
         assert self.executable is not None
         return self._fall_back(self.executable, kept, failure, kind)
 
-    def _agrees(self, answered: Answered, number: int, schedule: SamplingSchedule) -> bool:
+    def _compare_answered(self, number: int, schedule: SamplingSchedule) -> bool:
         """Whether the executable gives what the host has answered, so that call `number` needs no comparison.
 
         Where it does not, that call is compared: the whole graph may have been computed in another way.
         """
+        answered, self.answered = self.answered, None
         executable = self.executable
-        if executable is None or schedule.is_periodic:
+        if answered is None or executable is None or schedule.is_confirmed or schedule.is_periodic:
             return False
         given = [x.copy() for x in answered.inputs]
         start = time.perf_counter()
         try:
-            results = [np.array(to_numpy(r)) for r in self._checked_run(executable, given)]
+            with native_call():
+                results = [np.array(to_numpy(r)) for r in self._checked_run(executable, given)]
         except BaseException as e:
             failure, kind = _failure_of(e, self.engine)
             if kind in _FATAL:

@@ -106,9 +106,9 @@ class PlanCache:
     engine_signatures: after N different signatures, all new ones that no symbolic plan serves share plans for the host
         that know ranks, but no shapes and no values (None: never): what changes at every call is not worth compiling.
     varying: makes what proposes symbolic signatures, which is asked from the second signature on; from the first on
-        where the user declared shapes (`declared`). make_symbolic: makes the plan of one, or None if exact plans are
-        better. A plan for exact shapes answers before a symbolic one, which takes its place once all its executables
-        are there.
+        with `at_once`, where the user declared shapes or they are known to vary. make_symbolic: makes the plan of one,
+        or None if exact plans are better. A plan for exact shapes answers before a symbolic one, which takes its place
+        once all its executables are there.
     kept: the signatures between which sizes varied in an earlier process, read at the first call; written once a
         symbolic plan is live, and none where exact plans are better after all.
     on_live: called when all executables of a plan are there, where they were built beside the host.
@@ -126,13 +126,13 @@ class PlanCache:
         max_by_value: int = 64,
         to_host: Converter = to_numpy,
         varying: Callable[[], VaryingShapes] | None = None,
-        declared: bool = False,
+        at_once: bool = False,
         make_symbolic: MakeSymbolicPlan | None = None,
         kept: SignatureStore | None = None,
     ) -> None:
         self.graph = graph
         self.on_live: Callable[[], None] | None = None
-        self._make_varying, self._at_once = varying, declared
+        self._make_varying, self._at_once = varying, at_once
         self._varying: VaryingShapes | None = None
         self._first: Sequence[Any] | None = None  # the signature before there was a second
         self._make_symbolic = make_symbolic

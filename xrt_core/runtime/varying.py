@@ -108,7 +108,7 @@ class VaryingShapes:
             after = self._wanted_after()
             if after is None and self._wanted_again is not None and len(self._note(parts)) > _MANY:
                 after = self._wanted_again()  # none is chosen yet, and each shape would be built by itself once one is
-            after = 1 if at_once and after is not None else after
+            after = min(after, 1) if at_once and after is not None else after
             found = self._declared(shapes) if self.declared is not None else self._seen_to_vary(parts, shapes, after)
             if found is None or after is None:
                 return None
@@ -144,7 +144,7 @@ class VaryingShapes:
     @property
     def supersedes(self) -> bool:
         """Whether a symbolic plan takes the place of exact ones: not if these may be faster, on another engine."""
-        return self._wanted_after() == 1
+        return self._wanted_after() in (0, 1)
 
     def _seen_to_vary(
         self, parts: Parts, shapes: tuple[tuple[int, ...], ...], after: int | None
