@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernels.node_cases import run_jax, run_numpy
 from tests.kernels.single_node import node_case, run_reference
-from xrt_core.errors import ShapeError
+from xrt_core.errors import InputError, ShapeError
 
 RUNS = [run_numpy, run_jax]
 REDUCTIONS = (
@@ -168,3 +168,12 @@ def test_top_k_of_version_1(run: Any) -> None:
     values, index = run(node_case("TopK", 1, [x], 2, k=2, axis=0))
     np.testing.assert_array_equal(values, [[4, 5], [3, 3]])
     np.testing.assert_array_equal(index, [[1, 0], [2, 2]])
+
+
+@pytest.mark.parametrize("k", [-1, 4])
+def test_top_k_of_more_than_there_are(k: int) -> None:
+    """It is refused, by an input and by an attribute."""
+    x = np.zeros((2, 3), np.float32)
+    for case in (node_case("TopK", 11, [x, np.array([k])], 2), node_case("TopK", 1, [x], 2, k=k)):
+        with pytest.raises(InputError, match=f"K = {k}; axis -1 of .2, 3. allows 0 to 3"):
+            run_numpy(case)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from xrt_core.errors import InputError
 from xrt_core.ir.types import float_like
 from xrt_core.kernels.movement import axis_of, ints
 from xrt_core.kernels.namespace import divide_integers, is_cupy, is_jax, result, widen
@@ -199,10 +200,15 @@ def _top_indices(xp: Any, x: Any, k: int, largest: bool) -> Any:
 
 @kernel("TopK", static=(1,))
 def top_k(ctx: OpContext, x: Any, k: Any = None) -> Any:
-    """The k largest (or smallest) along `axis` and their indices; k was an attribute before version 10."""
+    """The k largest (or smallest) along `axis` and their indices; k was an attribute before version 10.
+
+    Raises InputError for a k below 0 or above the size of the axis.
+    """
     xp = ctx.xp
     count = int(ctx.attr("k") if k is None else k.reshape(()))
     axis = ctx.attr("axis", -1)
+    if not 0 <= count <= x.shape[axis]:
+        raise InputError(f"node {ctx.node.name!r}: K = {count}; axis {axis} of {x.shape} allows 0 to {x.shape[axis]}")
     index = _top_indices(xp, xp.moveaxis(widen(x), axis, -1), count, bool(ctx.attr("largest", 1)))
     index = result(xp, xp.moveaxis(index, -1, axis), np.dtype(np.int64))
     return xp.take_along_axis(x, index, axis=axis), index
