@@ -94,6 +94,34 @@ def test_import_that_raises(folder: pathlib.Path, manager: EngineManager) -> Non
     assert [e.name for e in manager.ready("inference", None, resolve({}))] == ["good"]
 
 
+INSTALLED = """def probe_installed(self):
+        {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("says", "devices"),
+    [
+        ("return EngineStatus(True, '1', ('cpu', 'cpu:1'))", ("cpu", "cpu:1")),
+        ("return None", ("cpu",)),
+        ("raise OSError('no')", ("cpu",)),
+        ("return 'ready'", ("cpu",)),
+    ],
+)
+def test_what_the_packages_tell(
+    folder: pathlib.Path, manager: EngineManager, says: str, devices: tuple[str, ...]
+) -> None:
+    """It stands for the probe, with "auto", of an engine that another process found usable; whoever names the engine
+    has it probed."""
+    add_package(folder, "xrt-good", engine_source("good", INSTALLED.format(says)), engine="good")
+    engine = manager.get("good")
+
+    assert manager.ready("inference", None, resolve({}), found_usable=("good",)) == [engine]
+    assert manager.devices(engine) == devices
+    assert manager.usable("good") is engine
+    assert manager.devices(engine) == ("cpu",)
+
+
 @pytest.mark.parametrize("source", ["import sys; sys.exit(3)", "import no_such_library", "def broken(:"])
 def test_every_way_to_fail_at_import(folder: pathlib.Path, manager: EngineManager, source: str) -> None:
     """Exiting, a missing library and a syntax error are all a broken plugin, never the caller's end."""

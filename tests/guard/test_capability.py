@@ -31,7 +31,8 @@ from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, ask_support
 from xrt_core.events import Event, EventLog, FallbackEvent, subscribe
 from xrt_core.guard import capability
-from xrt_core.guard.capability import Answers, Capabilities, crashing_engines
+from xrt_core.guard.capability import Answers, Capabilities
+from xrt_core.guard.ipc import Message
 from xrt_core.guard.timeouts import BackgroundTask, Cancelled, running
 from xrt_core.guard.verdict_cache import answers_key, forget_all, probe_key, read_json, write_json
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerPool, WorkerSlot, process_pool
@@ -76,7 +77,7 @@ def probe(*names: str, disk: DiskCache | None = None) -> list[str]:
     known = engines.names()
     with running(WANTED), pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(engines), "names", lambda self: names or known)
-        return list(crashing_engines(SETTINGS, disk, EventLog()))
+        return capability.probed(SETTINGS, disk, EventLog()).failed
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------
@@ -322,16 +323,17 @@ def test_a_graph_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_probes_of_installed_engines_are_cached(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the version of the package and of its requirements; engines of this process are probed each time."""
+    """For the version of the package and of its requirements, with what was found; engines of this process are probed
+    each time."""
     installed = {line.name for line in engines.listing(probe=False) if line.version}
     assert installed, "an engine's package is installed where the tests run"
     probed: list[str] = []
 
-    def fake(self: Any, name: str) -> bool:
+    def fake(self: Any, name: str) -> Message:
         probed.append(name)
         if name == "plain":
             raise WorkerFailure("crashed", "gone")
-        return True
+        return Message(usable=name != "toy")
 
     monkeypatch.setattr(capability._Requests, "probe", fake)
     disk = DiskCache(tmp_path, 1 << 20)
@@ -341,5 +343,7 @@ def test_probes_of_installed_engines_are_cached(tmp_path: pathlib.Path, monkeypa
     probed.clear()
     assert probe(disk=disk) == ["plain"]
     assert set(probed) == everything - installed >= {c.name for c in tested.ALL}
+    with running(WANTED):
+        assert capability.probed(SETTINGS, disk, EventLog()).usable == everything - {"plain", "toy"}
     first, again = (probe_key("xla", "xrt-core", v).digest for v in ("1", "2"))
     assert first != again

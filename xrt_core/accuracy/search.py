@@ -241,7 +241,7 @@ class PrecisionSearch:
     @cached_property
     def _host(self) -> Pipeline:
         options = replace(self._options, engine=(HOST,), guard=False, buckets="off")
-        return pipeline_for(options, lambda without: (), EventLog(most=logging.DEBUG))
+        return pipeline_for(options, lambda without=(), found_usable=(): (), EventLog(most=logging.DEBUG))
 
     def _on_host(self, graph: Graph) -> CompiledGraph:
         return CompiledGraph(graph, self._host)

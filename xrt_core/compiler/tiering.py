@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -44,9 +44,15 @@ if TYPE_CHECKING:
 _BUSY: Final = 1.0  # seconds until a call retries a tier-up whose lock another thread holds
 
 
+class Choose(Protocol):
+    """Selects engines. without: names of those that are excluded. found_usable: see `EngineManager.ready`."""
+
+    def __call__(self, without: Collection[str] = (), found_usable: Collection[str] = ()) -> Chosen: ...
+
+
 def pipeline_for(
     options: Options,
-    choose: Callable[[Collection[str]], Chosen],
+    choose: Choose,
     events: EventLog,
     saved: ModelFile | None = None,
     without: Collection[str] = (),
@@ -54,7 +60,7 @@ def pipeline_for(
     """Return the pipeline of a module: tiered with an asynchronous guard, else one that compiles before the first
     result.
 
-    choose: excluded engine names -> selected engines. It is called here if it may raise, else after the first call.
+    choose: selects the engines. It is called here if it may raise, else after the first call.
     saved: the model file the module was loaded from; its executables need no tier-up. without: names of passes that are
     left out, as far as there is a tier-up.
 
@@ -68,9 +74,9 @@ def pipeline_for(
     if settings is None or waits or options.engine == (HOST,):
         crashing: Collection[str] = ()
         if settings is not None and saved is None and _any_engine_will_do(options):
-            from xrt_core.guard.capability import crashing_engines
+            from xrt_core.guard.capability import probed
 
-            crashing = crashing_engines(settings, disk, events)
+            crashing = probed(settings, disk, events).failed
         return Pipeline(build_services(options, choose(crashing), events, saved))
     chosen = None if _any_engine_will_do(options) else choose(())
     if chosen is not None and not chosen:
@@ -79,7 +85,7 @@ def pipeline_for(
     host = build_services(options, (), events, host_only=True, without=without)
 
     def make() -> TieredPipeline:
-        engines = choose(background.crashing_engines()) if chosen is None else chosen
+        engines = choose(*background.probed()) if chosen is None else chosen
         services = build_services(options, engines, events, registry=host.registry, without=without)
         return TieredPipeline(services, background)
 
@@ -95,10 +101,10 @@ def _check_in_worker(options: Options, settings: GuardSettings, disk: DiskCache 
     named = [n for n in options.engine or () if n not in (HOST, AUTO)]
     if not named:
         return
-    from xrt_core.guard.capability import crashing_engines
+    from xrt_core.guard.capability import probed
 
-    failed = crashing_engines(settings, disk, events, named)
-    for name in crashing_engines(settings, disk, events, failed) if failed else ():  # not a worker that others killed
+    failed = probed(settings, disk, events, named).failed
+    for name in probed(settings, disk, events, failed).failed if failed else ():  # not a worker that others killed
         raise EngineUnavailableError(
             f"engine {name!r} ({options.source('engine')}) ended or hung the process in which it was imported and "
             "probed; leave it out, and tell its authors"

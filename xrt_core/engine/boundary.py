@@ -417,19 +417,27 @@ class EngineProxy(Engine):
     def probe(self) -> EngineStatus:
         """See `Engine.probe`. Raises PluginError for a probe that raises or returns something else."""
         self._process = self._process or os.getpid()
+        what = f"{self._subject} of {self._package}: its probe"
         with preserved_state(self._subject):
-            status = call_engine(f"{self._subject} of {self._package}: its probe", PluginError, self.inner.probe)
+            status = call_engine(what, PluginError, self.inner.probe)
+        return self._checked_status(status, what)
+
+    @staticmethod
+    def _checked_status(status: object, what: str) -> EngineStatus:
         if not isinstance(status, EngineStatus):
-            raise PluginError(
-                f"{self._subject} of {self._package}: its probe returned {clipped(status)} instead of an EngineStatus"
-            )
+            raise PluginError(f"{what} returned {clipped(status)} instead of an EngineStatus")
         texts = (status.version, status.reason, status.remedy)
         if not all(map(_is_text, texts)) or not _are_device_names(status.devices) or type(status.available) is not bool:
-            raise PluginError(
-                f"{self._subject} of {self._package}: its probe returned {clipped(status)}, whose fields are not of "
-                "the types of EngineStatus"
-            )
+            raise PluginError(f"{what} returned {clipped(status)}, whose fields are not of the types of EngineStatus")
         return status
+
+    def probe_installed(self) -> EngineStatus | None:
+        """See `Engine.probe_installed`; None for one that raises or returns something else: then `probe` is asked."""
+        with preserved_state(self._subject), contextlib.suppress(PluginError):
+            what = f"{self._subject} of {self._package}: its probe_installed"
+            status = call_engine(what, PluginError, self.inner.probe_installed)
+            return status if status is None else self._checked_status(status, what)
+        return None
 
     def supports(self, node: Node, device: str, phase: Phase) -> Support:
         """See `Engine.supports`. Raises EngineError for one that raises or returns something else."""

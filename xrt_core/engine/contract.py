@@ -318,6 +318,16 @@ class Engine(ABC):
     def probe(self) -> EngineStatus:
         """Whether the engine can be used here. May import the library; never raises for a missing one."""
 
+    def probe_installed(self) -> EngineStatus | None:
+        """What `probe` says here, as far as the installed packages and the environment tell; it must not import the
+        library. Optional; None where only the library knows.
+
+        It is asked with "auto" under an asynchronous guard, about an engine that a worker process with these packages
+        has found usable: a process that runs nothing on the engine need not import its library then. `fingerprint`
+        should import nothing either where this says something.
+        """
+        return None
+
     @abstractmethod
     def supports(self, node: Node, device: str, phase: Phase) -> Support:
         """Whether the engine takes `node`, or why not.

@@ -75,6 +75,7 @@ class EngineManager:
         self._registered: Registry[type[Engine]] = Registry("engine", hint=_HINT, missing=EngineNotFoundError)
         self._engines: dict[str, Engine] = {}
         self._status: dict[str, EngineStatus | EngineError] = {}
+        self._installed: dict[str, EngineStatus] = {}  # of `probe_installed`
         self._lock = threading.RLock()
 
     # --- by name ------------------------------------------------------------------------------------------------
@@ -121,7 +122,10 @@ class EngineManager:
         """The devices that an engine can use here, as it names them."""
         known = self._engines.get(engine.name)  # another one compiles for a device elsewhere
         own = known is None or inner_of(known) is inner_of(engine)
-        return tuple((self.status(engine.name) if own else engine.probe()).devices or engine.devices)
+        if not own:
+            return tuple(engine.probe().devices or engine.devices)
+        installed = None if engine.name in self._status else self._installed.get(engine.name)
+        return tuple((installed or self.status(engine.name)).devices or engine.devices)
 
     def device(self, engine: Engine, wanted: str | None = None) -> str:
         """The device to compile for: `wanted`, or the engine's first usable one.
@@ -143,25 +147,37 @@ class EngineManager:
 
     # --- all of them --------------------------------------------------------------------------------------------
 
-    def ready(self, phase: Phase, device: str | None, options: Options, without: Collection[str] = ()) -> list[Engine]:
+    def ready(
+        self,
+        phase: Phase,
+        device: str | None,
+        options: Options,
+        without: Collection[str] = (),
+        found_usable: Collection[str] = (),
+    ) -> list[Engine]:
         """Every usable engine that can drive `device`, best first for `phase`, as the switches in `options` allow.
 
         A switch that is True leaves only engines switched on; one that is False takes its engine out, and an engine
         whose `automatic` is False stays out; so do those named by `without`. An engine that cannot be used is left out,
-        with an event, unless a switch asks for it: then its error is raised.
+        with an event, unless a switch asks for it: then its error is raised. found_usable: engines of which another
+        process knows that, so that `Engine.probe_installed` may answer.
         """
         wanted = [switch for switch, on in options.switches if on]
         if wanted:
             found = [self._switched_on(switch, options.source(switch)) for switch in wanted]
         else:
             refused = {*without, *(n for switch, _ in options.switches if (n := self._switched_by(switch)))}
-            found = [e for n in self.names() if n not in refused and (e := self._usable_or_none(n, device)) is not None]
+            asked = {n: n in found_usable for n in self.names() if n not in refused}
+            found = [e for n, is_known in asked.items() if (e := self._usable_or_none(n, device, is_known)) is not None]
         return sorted(found, key=lambda e: (-e.priority.get(phase, 0), e.name))
 
-    def select(self, options: Options, without: Collection[str] = ()) -> list[Engine]:
+    def select(
+        self, options: Options, without: Collection[str] = (), found_usable: Collection[str] = ()
+    ) -> list[Engine]:
         """The engines that `options` mean, in the order to try them; none for engine="host", `ready` for "auto".
 
-        without: engines that stay out where none is named; so do those of `options.left_out`.
+        without: engines that stay out where none is named; so do those of `options.left_out`. found_usable: see
+        `ready`.
 
         Raises as `usable` for each engine asked for by name, EngineUnavailableError for a device it cannot use, or that
         none can where none is named.
@@ -170,7 +186,7 @@ class EngineManager:
         if options.target is not None:
             return self._targeting(options.target, options)
         if options.engine is None or options.engine == (AUTO,):
-            ready = self.ready(options.phase, options.device, options, without)
+            ready = self.ready(options.phase, options.device, options, without, found_usable)
             ready = [e for e in ready if e.name not in options.left_out]
             if options.device is not None:
                 kinds.check(options.device)
@@ -192,9 +208,11 @@ class EngineManager:
                 _check_host(options)
         return found
 
-    def choose(self, options: Options, without: Collection[str] = ()) -> list[tuple[Engine, str]]:
+    def choose(
+        self, options: Options, without: Collection[str] = (), found_usable: Collection[str] = ()
+    ) -> list[tuple[Engine, str]]:
         """The engines of `select`, each with the device to compile for. Raises as `select` and `device`."""
-        return [(e, self.device(e, options.device)) for e in self.select(options, without)]
+        return [(e, self.device(e, options.device)) for e in self.select(options, without, found_usable)]
 
     def settled(self, options: Options, events: EventLog) -> Options:
         """The options, without a `device` that cannot be had, where `placement` says "prefer"; then with an event."""
@@ -258,6 +276,7 @@ class EngineManager:
             for plugin in list(self._converters):
                 self._drop_converters(plugin)
             self._status.clear()
+            self._installed.clear()
 
     def load_converters(self) -> Mapping[str, PluginError]:
         """Register the converters of the group `xrt.converters`; plugin -> why its converters cannot be had."""
@@ -290,6 +309,7 @@ class EngineManager:
     def _forget(self, name: str) -> None:
         engine = self._engines.pop(name, None)
         self._status.pop(name, None)
+        self._installed.pop(name, None)
         if engine is not None:
             self._drop_converters(id(inner_of(engine)))
             self.plugins.remove(inner_of(engine))
@@ -403,12 +423,15 @@ class EngineManager:
         except EngineError as e:
             raise type(e)(f"{e} (asked for by {source})") from e.__cause__
 
-    def _usable_or_none(self, name: str, device: str | None) -> Engine | None:
+    def _usable_or_none(self, name: str, device: str | None, is_known: bool) -> Engine | None:
         try:
             engine = self.get(name)
             if not engine.automatic:  # not even probed: that may load its library
                 return None
-            self.usable(name)
+            if is_known and name not in self._status and (status := engine.probe_installed()) is not None:
+                self._installed[name] = status
+            else:
+                self.usable(name)
             self.device(engine, device)
         except EngineError as e:
             process_events.emit("engine.left_out", engine=name, reason=str(e))

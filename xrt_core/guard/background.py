@@ -33,6 +33,7 @@ from xrt_core.runtime.arrays import to_numpy
 
 if TYPE_CHECKING:
     from xrt_core.cache.disk import DiskCache
+    from xrt_core.guard.capability import Probed
 
 _DELAY: Final = 0.02
 """Seconds before background compilation starts, so that it does not compete with the first call for the GIL."""
@@ -143,11 +144,11 @@ class BackgroundCompiler:
             self._answered.add(answered)
         return answered
 
-    def crashing_engines(self) -> Sequence[str]:
-        """See `capability.crashing_engines`."""
-        from xrt_core.guard.capability import crashing_engines
+    def probed(self) -> Probed:
+        """See `capability.probed`."""
+        from xrt_core.guard.capability import probed
 
-        return crashing_engines(self.settings, self._disk, self.events)
+        return probed(self.settings, self._disk, self.events)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all compilations that were started have ended. Returns False after `timeout` seconds."""

@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.store import Compilation
@@ -119,32 +119,43 @@ class Capabilities:
                 self.compilation = self.all_engines.without(self.excluded)
 
 
-def crashing_engines(
+class Probed(NamedTuple):
+    """What workers found of engines. failed: those that fail a worker in which they are imported and probed. usable:
+    those that can be used, as a worker with the same packages found, now or earlier."""
+
+    failed: list[str]
+    usable: set[str]
+
+
+def probed(
     settings: GuardSettings, disk: DiskCache | None, events: EventLog, names: Collection[str] = ()
-) -> list[str]:
-    """Those of these engines, by default of all that are known, that fail a worker in which they are imported and
-    probed. Without a sandbox none is asked, nor by a thread that should not wait (`Capabilities`). Raises Cancelled."""
-    task = _asking_task(settings, crashing_engines)
+) -> Probed:
+    """What workers find of these engines, by default of all that are known. Without a sandbox none is asked, nor by a
+    thread that should not wait (`Capabilities`). Raises Cancelled."""
+    task = _asking_task(settings, probed)
+    found, readable = Probed([], set()), _readable(disk)
     if task is None or not settings.sandbox:
-        return []
-    found, readable = [], _readable(disk)
+        return found
     # an engine that this process registered has no version, and may be another one in the next process
     versions = {line.name: line for line in process_engines.listing(probe=False) if line.version}
     with _Requests(settings, task) as requests:
         for name in (n for n in process_engines.names() if not names or n in names):
             line = None if readable is None else versions.get(name)
             key = None if line is None else probe_key(name, line.package, line.version)
-            if key is not None and read_json(key, None, readable, dict[str, str]) is not None:
-                continue
-            try:
-                answered = requests.probe(name)
-            except WorkerFailure as e:
-                check_cancelled()
-                _report(events, name, "probe", e)
-                found.append(name)
-            else:
-                if answered and key is not None:
-                    write_json(key, f"probe of {name}", None, readable, {})
+            known = None if key is None else read_json(key, None, readable, dict[str, bool])
+            if known is None:
+                try:
+                    answer = requests.probe(name)
+                except WorkerFailure as e:
+                    check_cancelled()
+                    _report(events, name, "probe", e)
+                    found.failed.append(name)
+                    continue
+                known = {} if answer is None else {"usable": answer.usable}
+                if known and key is not None:
+                    write_json(key, f"probe of {name}", None, readable, known)
+            if known.get("usable", False):
+                found.usable.add(name)
     check_cancelled()
     return found
 
@@ -180,6 +191,7 @@ def answer(request: Mapping[str, Any], engine_of: Callable[[Mapping[str, str]], 
                 status = process_engines.status(engine.name)
                 for device in status.devices or engine.devices:  # what the caller's process asks next
                     engine.fingerprint(device)
+                return {"usable": status.available}
         return {}
     function, engine = read_function(pathlib.Path(request["folder"])), engine_of(described)
     found = [ask_support(engine, n, request["device"], request["phase"]) for n in function.body.nodes]
@@ -210,13 +222,13 @@ class _Requests:
             self._folder = new_folder("job")
         return self._folder
 
-    def probe(self, name: str) -> bool:
-        """Import and probe an engine. Returns False if there is no worker that can do it."""
+    def probe(self, name: str) -> Message | None:
+        """Import and probe an engine. Returns None if there is no worker that can do it."""
         engine = process_engines.registered(name)
         described = {"name": name} if engine is None else describe_engine(engine)
         devices = ("cuda",) if engine is None else engine.devices
         on_device = any(not is_host(d) and device_kind(d).status().ok for d in devices)
-        return self._send({"query": "probe", "engine": described}, on_device) is not None
+        return self._send({"query": "probe", "engine": described}, on_device)
 
     def supports(self, engine: Engine, device: str, phase: Phase, function: Function) -> Answers | None:
         """What an engine says about each node; None if there is no worker that can ask it. Raises ExportError too."""

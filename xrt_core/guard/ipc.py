@@ -46,7 +46,7 @@ class Message:
     """What a worker writes, a line each; the fields of one kind of message are given.
 
     ready: it has started. stage, engine: how far it is with a request. The answer to a request is one of: error and
-    kind, why there is none; outcome; supports and fault, see `capability.Answers`; nothing, of a probe.
+    kind, why there is none; outcome; supports and fault, see `capability.Answers`; usable, of a probe.
     """
 
     ready: Size | None = None
@@ -57,6 +57,7 @@ class Message:
     outcome: Outcome | None = None
     supports: tuple[Support, ...] | None = None
     fault: str = ""
+    usable: bool = False
 
 
 _MODEL: Final = "function.onnx"

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _REVISION: Final = 6
 """Raised with every change of the verification that invalidates older verdicts."""
-_CAPABILITY_REVISION: Final = "1"  # the same for answers to capability queries
+_CAPABILITY_REVISION: Final = "2"  # the same for answers to capability queries
 _REQUIREMENT: Final = re.compile(r"[A-Za-z0-9._-]+")
 _memory: LRU[Outcome] = LRU(1024)
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import xrt_xla
-from xrt_xla import XlaEngine
+from xrt_xla import XlaEngine, _installed
 
 from xrt_core.engine.contract import CompileOptions
 from xrt_core.engine.manager import EngineManager
@@ -32,6 +32,42 @@ def _run(code: str) -> str:
 def _node(op_type: str, *types: ValueType | None, version: int = 13, out: ValueType | None = None) -> Node:
     inputs = [Value(f"x{i}", t) for i, t in enumerate(types)]
     return Node(op_type, inputs, [Value("y", out or types[0])], version=version, name="n")
+
+
+def test_what_packages_tell_of_the_cpu() -> None:
+    """Without an import of JAX, it is what JAX says: also the identity of what is compiled."""
+    assert (
+        _run("""
+            import sys
+            from xrt_xla import XlaEngine
+            engine = XlaEngine()
+            told = engine.probe_installed(), engine.fingerprint("cpu")
+            assert "jax" not in sys.modules
+            assert told == (engine.probe(), engine.fingerprint("cpu"))
+            print("jax" in sys.modules, engine.probe_installed())
+        """)
+        == "True None"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JAX_PLATFORMS", "cuda"),
+        ("JAX_NUM_CPU_DEVICES", "2"),
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=2"),
+    ],
+)
+def test_where_packages_do_not_tell(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that say something of devices are JAX's to read; so are packages that bring some."""
+    for module in ("jax", "jaxlib"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert _installed.finds_one_cpu()
+    with monkeypatch.context() as patch:
+        patch.setenv(name, value)
+        assert not _installed.finds_one_cpu()
+    monkeypatch.setattr(_installed, "entry_points", lambda group: [group])
+    assert not _installed.finds_one_cpu()
 
 
 def test_a_gpu_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import STRING, SequenceType, TensorType, dtype_name
+from xrt_xla import _installed
 
 if TYPE_CHECKING:
     from xrt_xla.compiler import XlaGraphCompiler
@@ -48,6 +49,10 @@ class XlaEngine(Engine):
         """Version and devices of JAX, or why it cannot be used."""
         return _probe()
 
+    def probe_installed(self) -> EngineStatus | None:
+        """Version and device of JAX where that is the CPU alone."""
+        return EngineStatus(True, _installed.library_version(), ("cpu",)) if _installed.finds_one_cpu() else None
+
     def supports(self, node: Node, device: str, phase: Phase) -> Support:
         """Whether every tensor around `node` is static and of a dtype XLA has, and a kernel takes it."""
         _load_kernels()
@@ -77,6 +82,8 @@ class XlaEngine(Engine):
 
     def fingerprint(self, device: str) -> str:
         """Versions of this package and of JAX, the device's model, and on a CPU its instruction set."""
+        if device in ("cpu", "cpu:0") and _installed.finds_one_cpu():
+            return f"xrt-xla {__version__} {_installed.of_cpu()}"
         from xrt_xla import _toolkit
 
         return f"xrt-xla {__version__} {_toolkit.fingerprint_of(_toolkit.device_named(device))}"
@@ -113,13 +120,13 @@ def _probe() -> EngineStatus:
         found = _toolkit.devices()
     except Exception as e:
         return EngineStatus(
-            False, _toolkit.library_version(), reason=f"JAX finds no device: {e}", remedy="check JAX_PLATFORMS"
+            False, _installed.library_version(), reason=f"JAX finds no device: {e}", remedy="check JAX_PLATFORMS"
         )
     if not found:
         return EngineStatus(
-            False, _toolkit.library_version(), reason="JAX finds no device", remedy="check JAX_PLATFORMS"
+            False, _installed.library_version(), reason="JAX finds no device", remedy="check JAX_PLATFORMS"
         )
-    return EngineStatus(True, _toolkit.library_version(), tuple(found))
+    return EngineStatus(True, _installed.library_version(), tuple(found))
 
 
 def _refuse(value: Value, node: Node, what: str) -> str | None:

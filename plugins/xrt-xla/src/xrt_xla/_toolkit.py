@@ -18,7 +18,6 @@ import threading
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -33,6 +32,7 @@ from xrt_core.engine.forking import let_forks_end
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.errors import CompileError, EngineUnavailableError, UnsupportedError
 from xrt_core.ir.sharding import Mesh, parse_sbp
+from xrt_xla import _installed
 from xrt_xla.weights import aligned
 
 __all__ = ["jax", "jnp", "lax", "pinned", "x64"]
@@ -430,12 +430,6 @@ def _disassembled(path: pathlib.Path) -> str:
     return done.stdout.replace(str(path), path.name)
 
 
-def library_version() -> str:
-    """Versions of JAX and of the compiler that comes with it."""
-    compiler = version("jaxlib")
-    return str(jax.__version__) if jax.__version__ == compiler else f"{jax.__version__}+{compiler}"
-
-
 @functools.cache
 def fingerprint_of(device: Any) -> str:
     """What a compiled program depends on: JAX, XLA's flags, the device's model, and on a CPU its instruction set."""
@@ -444,8 +438,7 @@ def fingerprint_of(device: Any) -> str:
         details = [instruction_set()]
     else:
         details = [str(device.client.platform_version), str(getattr(device, "compute_capability", ""))]
-    flags = os.environ.get("XLA_FLAGS", "")  # some of them change numbers
-    return " ".join(" ".join(("jax", library_version(), kind, model, *details, flags)).split())
+    return _installed.fingerprint_of(kind, model, *details)
 
 
 def serialize_compiled(compiled: Any) -> bytes:
