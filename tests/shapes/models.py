@@ -161,6 +161,18 @@ def found_by_data(read: bool = False) -> bytes:
     return b.model([("x", TensorProto.FLOAT, ["n", "m"])], [found])
 
 
+def sized_by_data() -> bytes:
+    """x [n, m] -> for each of its k elements that are not zero m numbers: in the part that is planned when k is known,
+    shapes are made of m, and of k as the shape of another tensor has it."""
+    b = Builder()
+    places = b.op("Cast", b.op("NonZero", "x"), to=TensorProto.FLOAT)
+    product = b.op("MatMul", b.weight(3, 2), places)
+    total = b.op("ReduceSum", product, b.constant([1]), keepdims=1)
+    wide = b.op("Expand", total, b.op("Concat", b.constant([3]), b.size("x", 1), axis=0))
+    rows = b.op("Reshape", product, b.op("Concat", b.size(places, 1), b.constant([-1]), axis=0))
+    return b.model([("x", TensorProto.FLOAT, ["n", "m"])], [b.op("MatMul", rows, wide)])
+
+
 def grown() -> bytes:
     """times [], x [n, 4] -> x with a row of ones appended so many times."""
     row = numpy_helper.from_array(np.ones((1, 4), np.float32), "row")

@@ -15,7 +15,7 @@ from onnx import TensorProto
 import xrt_core as xrt
 from tests.guard import engines as tested
 from tests.guard.guarded import eventually, forget_verdicts, module, not_registered, registered
-from tests.shapes.models import Builder, found_by_data
+from tests.shapes.models import Builder, found_by_data, sized_by_data
 from tests.shapes.test_plans import entries, run, symbolic
 from xrt_core.cache.store import Compilation, ExecutableStore, forget_all
 from xrt_core.compiler import models
@@ -25,11 +25,12 @@ from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions
-from xrt_core.errors import ModelLoadError
+from xrt_core.errors import InputError, ModelLoadError
 from xrt_core.events import EventLog
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.guard import background, composite, worker_pool
 from xrt_core.guard.background import BackgroundCompiler
+from xrt_core.guard.builder import ClusterBuilder
 from xrt_core.guard.composite import CompositeBuilder, lighter_sizes
 from xrt_core.guard.replay import replay
 from xrt_core.ir.graph import Support
@@ -219,6 +220,39 @@ def test_what_follows_data_is_built_with_the_first_call() -> None:
         assert [e.name for e in m.events].count("guard.begin") == 1
         assert launch.function.is_symbolic
         assert launch.record.host_calls == 1
+
+
+def test_sizes_are_symbols_in_what_follows_data() -> None:
+    """Those of the whole graph's inputs too: as values they would make a plan for each size and number of rows."""
+    with registered(RightForAnySize):
+        m = module(import_model(sized_by_data()), "right_for_any_size", guard=False, shapes={"x": ("n", "m")})
+        host = module(import_model(sized_by_data()), "host")
+        for rows_found, n, width in ((7, 3, 4), (3, 5, 2), (11, 3, 6), (2, 2, 9)):
+            x = (np.arange(n * width).reshape(n, width) < rows_found).astype(np.float32)
+            np.testing.assert_allclose(run(m, {"x": x}), run(host, {"x": x}), rtol=1e-5, atol=1e-6)
+        (plan,) = [e.plan for e in symbolic(m)]
+        (part,) = plan.parts.values()
+        assert [type(e).__name__ for e in part._entries.values()] == ["SymbolicEntry"]
+
+
+def test_inputs_that_the_host_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where made-up inputs do not fit together a cluster is examined on those of the call that the host answered."""
+    examine = ClusterBuilder._in_process
+
+    def refuses(self: ClusterBuilder, launch: Any, names: Any, inputs: Any, *more: Any) -> Any:
+        assert eventually(lambda: launch.answered is not None)
+        if inputs is None:
+            raise InputError("the numbers must be the sizes of others")
+        return examine(self, launch, names, inputs, *more)
+
+    monkeypatch.setattr(ClusterBuilder, "_in_process", refuses)
+    with registered(RightForAnySize):
+        m = module(product(), "right_for_any_size", **IN_PROCESS | {"guard_async": True, "shapes": {"x": ("n", 4)}})
+        want = run(m, rows(7))
+        assert m.wait(60)
+        assert m.report().clusters[0]["state"] == "live"
+        assert "guard.real_inputs" in [e.name for e in m.events]
+        np.testing.assert_allclose(run(m, rows(7)), want, rtol=1e-5)
 
 
 def test_the_first_engine_answers_before_the_others_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

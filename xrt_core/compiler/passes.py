@@ -170,7 +170,8 @@ def _split_late(graph: Graph, context: PassContext) -> Graph:
     taken = taken_by_none if context.options.mesh is not None else context.taken_of_any_shape or taken_by_none
     if context.symbolic is None:
         return SplitLate(needed_inputs, taken=taken)(graph)
-    return SplitLate(lambda node: (), symbolic=True, taken=taken)(graph)  # dynamic engines need to know no input
+    # dynamic engines need to know no input
+    return SplitLate(lambda node: (), symbolic=True, taken=taken, elements=context.symbolic.elements)(graph)
 
 
 def _lower_precision(graph: Graph, context: PassContext) -> Graph:

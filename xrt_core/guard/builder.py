@@ -24,7 +24,7 @@ from xrt_core.cache.store import Compilation
 from xrt_core.engine.boundary import is_inherited
 from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import is_host
-from xrt_core.errors import CompileError, XRTError
+from xrt_core.errors import CompileError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.capability import Capabilities
 from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
@@ -142,17 +142,37 @@ class ClusterBuilder:
         self._events.emit("guard.begin", cluster=function.name, engine=launch.engine, candidates=", ".join(names))
         if self._settings.sandbox:
             self._events.progress("wait", cluster=function.name, reason="a worker process takes it")
-        build = self._in_worker if self._settings.sandbox else self._in_process
-        first = self._first_alone(build, launch, names, inputs, slot, until)
-        outcome = build(launch, names, inputs, slot, until) if first is None else first
+        first = self._first_alone(launch, names, inputs, slot, until)
+        outcome = self._examined(launch, names, inputs, slot, until) if first is None else first
         if outcome.verdict == "wrong" and kind_of(outcome) in ("raised", "memory"):
             outcome = dataclasses.replace(outcome, verdict="failed")  # a retry may succeed
         keep_verdict(key, function, disk, outcome)
         return outcome, False
 
+    def _examined(
+        self,
+        launch: GuardedLaunch,
+        names: Sequence[str],
+        inputs: list[np.ndarray] | None,
+        slot: WorkerSlot,
+        until: float,
+    ) -> Outcome:
+        """The outcome for these candidates. Where the host refuses inputs that are made up, as numbers among them must
+        be sizes of others, they are examined on those of a call that it has answered."""
+        build = self._in_worker if self._settings.sandbox else self._in_process
+        try:
+            return build(launch, names, inputs, slot, until)
+        except (WorkerFailure, ExecutionError, InputError) as e:
+            answered = launch.answered
+            refused = not isinstance(e, WorkerFailure) or e.kind == "unusable"
+            if inputs is not None or answered is None or not refused:
+                raise
+            name = launch.function.name
+            self._events.emit("guard.real_inputs", cluster=name, engine=launch.engine, reason=str(e))
+            return build(launch, names, answered.inputs, slot, until)
+
     def _first_alone(
         self,
-        build: Callable[..., Outcome],
         launch: GuardedLaunch,
         names: Sequence[str],
         inputs: list[np.ndarray] | None,
@@ -166,7 +186,7 @@ class ClusterBuilder:
             return None
         now = time.monotonic()
         try:
-            found = build(launch, names[:1], inputs, slot, now + _OF_AN_ATTEMPT * (until - now))
+            found = self._examined(launch, names[:1], inputs, slot, now + _OF_AN_ATTEMPT * (until - now))
         except WorkerFailure:
             if is_shutting_down():
                 raise

@@ -15,6 +15,10 @@ from xrt_core.ir.op_traits import traits_of
 from xrt_core.passes.partitioning.cost_model import is_below_launch
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.shape_specialization import is_settled
+from xrt_core.passes.simplify import DeadNodes
+from xrt_core.passes.size_nodes import SizeNodes
+from xrt_core.passes.sized_graphs import is_shape_arithmetic
+from xrt_core.passes.symbolic_elements import Elements
 
 _STANDARD: Final = ("", "ai.onnx.ml")
 
@@ -32,7 +36,8 @@ class SplitLate(Pass):
     only be planned at run time, into the body of one `xrt.Late` node at the end of the graph.
 
     static_inputs: node -> indices of its inputs that must be known before it can be compiled. symbolic: dimensions
-    that are expressions count as known. taken: which engine takes nodes of any shapes, and which of them.
+    that are expressions count as known. taken: which engine takes nodes of any shapes, and which of them. elements: of
+    small tensors of integers, as expressions over symbols.
 
     1. A node is late if it reads a value that a node of this graph computes and whose shape or type is unknown.
     2. A node is late if an input that must be known is computed by a node of this graph.
@@ -44,6 +49,9 @@ class SplitLate(Pass):
        that the call has; and what they compute, rounded as each library does, does not decide within the region how
        many rows there are, which the host would have to confirm. In a graph without contractions, all that the engine
        takes is in the region.
+    6. What the body of the Late node reads of the graph, and is known to be sizes of its inputs, is computed in the
+       body from their shapes: as values they would be others at each call, for each of which it would be planned. So
+       is what follows from shapes of other values that it reads, which only a call tells.
     """
 
     name = "split_late"
@@ -53,8 +61,9 @@ class SplitLate(Pass):
         static_inputs: Callable[[Node], Iterable[int]],
         symbolic: bool = False,
         taken: Taken = taken_by_none,
+        elements: Callable[[Value], Elements | None] = lambda v: None,
     ) -> None:
-        self.static_inputs, self.symbolic, self.taken = static_inputs, symbolic, taken
+        self.static_inputs, self.symbolic, self.taken, self.elements = static_inputs, symbolic, taken, elements
 
     def rewrite(self, graph: Graph) -> Graph:
         producers = graph.producers
@@ -73,7 +82,16 @@ class SplitLate(Pass):
             graph = graph.replace(nodes=[region.get(n, n) for n in graph.nodes])
             late_nodes = [n for n in late_nodes if n not in region]
             late = {v for n in late_nodes for v in n.outputs if v is not None}
-        return _split(graph, late_nodes, late) if late_nodes else graph
+        if not late_nodes:
+            return graph
+        sizes = SizeNodes(graph.inputs, graph.opsets.get("", 0))
+        read = dict.fromkeys(v for n in late_nodes for v in n.uses() if v in producers and v not in late)
+        sized = {v: made for v in read if (made := sizes.value(v, self.elements(v))) is not None}
+        copies = _shape_arithmetic(graph, [v for v in read if v not in sized], late) if self.symbolic else []
+        sized |= {v: Value(v.name, v.type) for n in copies for v in n.outputs if v is not None}
+        first = [*sizes.nodes, *(_copy(n, sized) for n in copies)]
+        parted = _split(graph, late_nodes, late, sized, first)
+        return DeadNodes()(parted) if sized else parted  # what made the values that are made anew
 
     def _region(self, graph: Graph, late_nodes: Sequence[Node], late: Collection[Value]) -> dict[Node, Node]:
         """The nodes of the region, each with its marked copy."""
@@ -128,16 +146,53 @@ def _is_contraction(node: Node) -> bool:
     return any(traits_of(n).contraction or n.domain not in _STANDARD for n in (node, *nodes_within(node)))
 
 
-def _split(graph: Graph, late_nodes: Sequence[Node], late: Collection[Value]) -> Graph:
-    """The graph with these nodes, whose outputs are `late`, in a Late node."""
+def _shape_arithmetic(graph: Graph, read: Sequence[Value], late: Collection[Value]) -> list[Node]:
+    """The nodes that make some of these values from shapes of others of them, or of values of open shapes: rows and
+    boxes that were selected, which a launch gives for next to nothing. None of the nodes is late."""
+    tensors, known = set(read), set[Value]()
+    found: list[Node] = []
+    for node in graph.nodes:
+        uses = [v for v in node.uses() if v.data is None]
+        is_query = traits_of(node).shape_query and all(v in tensors or _is_open(v) for v in uses)
+        is_step = known.issuperset(uses) and is_shape_arithmetic(node) and not node.subgraphs
+        if uses and (is_query or is_step) and not any(v in late for v in node.outputs):
+            found.append(node)
+            known.update(v for v in node.outputs if v is not None)
+    wanted = known.intersection(read)
+    needed = []
+    for node in reversed(found):
+        if wanted.intersection(node.outputs):
+            needed.append(node)
+            wanted.update(node.uses())
+    return needed[::-1]
+
+
+def _copy(node: Node, inside: Mapping[Value, Value]) -> Node:
+    """The node with these values in the place of others, also of its results, and in no region."""
+    a = node.annotations
+    a = a.replace(engine=None, region="") if a.region == OPEN_REGION else a
+    return substitute(node, inside).replace(outputs=[v and inside[v] for v in node.outputs], annotations=a)
+
+
+def _split(
+    graph: Graph,
+    late_nodes: Sequence[Node],
+    late: Collection[Value],
+    sized: Mapping[Value, Value],
+    first: Sequence[Node],
+) -> Graph:
+    """The graph with these nodes, whose outputs are `late`, in a Late node. sized: what stands in it for values of the
+    graph; first: the nodes that make it."""
     apart = set(late_nodes)
-    boundary = tuple(dict.fromkeys(v for n in late_nodes for v in n.uses() if v.data is None and v not in late))
+    within = [*first, *(substitute(n, sized) for n in late_nodes)]
+    made = {v for n in within for v in n.outputs}
+    boundary = tuple(dict.fromkeys(v for n in within for v in n.uses() if v.data is None and v not in made))
     outputs = tuple(dict.fromkeys(v for v in graph.outputs if v in late))
     inner = {v: Value(v.name, v.type) for v in boundary}  # a body has inputs of its own
     body = Graph(
         inner.values(),
         outputs,
-        [substitute(n, inner) for n in late_nodes],
+        [substitute(n, inner) for n in within],
         opsets=graph.opsets,
         name=f"{graph.name}.late",
     )
