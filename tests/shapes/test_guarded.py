@@ -289,10 +289,14 @@ def test_the_first_engine_answers_before_the_others_are_compared(monkeypatch: py
         waits.run(rows(7))
         assert waits.report().clusters[0]["chosen"] == "right_for_any_size"
 
+        assert launch.answered is not None
+        shadow_runs = launch.record.shadow_runs
         assert m.wait(60)
         assert len(raced) == 3
         assert launch.record.chosen == "right_for_any_size"
         assert not launch.untried
+        assert launch.answered is None
+        assert launch.record.shadow_runs == shadow_runs + 1, "compared before any call"
         assert raced[-1] == ["wrong_for_50_rows", "right_for_any_size", "host"]
         np.testing.assert_allclose(run(m, rows(50)), run(module(product(), "host"), rows(50)), rtol=1e-5)
 

@@ -565,7 +565,7 @@ class GuardedLaunch(Launch):
 
         Where it does not, that call is compared: the whole graph may have been computed in another way.
         """
-        answered, self.answered = self.answered, None
+        answered, self.answered = self.answered, self.answered if self.untried else None  # for who wins the race
         executable = self.executable
         if answered is None or executable is None or schedule.is_confirmed or schedule.is_periodic:
             return False

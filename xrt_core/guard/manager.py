@@ -369,6 +369,7 @@ class GuardManager:
         except BaseException as e:  # a library may raise SystemExit
             record.add_reason(f"a race that was re-opened failed: {describe(e)}")
         finally:
+            launch.answered = None
             launch.expectation.raced(time.perf_counter() - start, provisional)
             if record.outcome is not None and record.outcome.untried:  # it failed, and is not repeated for their sake
                 record.outcome = dataclasses.replace(record.outcome, untried=())
