@@ -169,6 +169,24 @@ def test_an_executable_that_is_wrong_later_is_left() -> None:
     np.testing.assert_allclose(run(m, rows(8)), run(host, rows(8)), rtol=1e-5)
 
 
+def test_the_next_engine_takes_over_from_one_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The symbolic plan stays where another engine is right for the call that one was wrong for."""
+    monkeypatch.setattr(evaluate, "tune", lambda runs, *args, **options: first_wins(runs))
+    graph = product()
+    with registered(RightForAnySize):
+        options = {**IN_PROCESS, "guard_async": True, "guard_tune": True, "guard_shadow": 1, "shapes": {"x": ("n", 4)}}
+        m, host = module(graph, ["wrong_for_50_rows", "right_for_any_size"], **options), module(graph, "host")
+        m.run(rows(7))
+        assert eventually(lambda: any(e.name == "guard.live" for e in m.events))
+        (launch,) = m._pipeline.accelerated.services.guard._all()  # type: ignore[union-attr]
+        assert launch.record.chosen == "wrong_for_50_rows"
+        np.testing.assert_allclose(run(m, rows(50)), run(host, rows(50)), rtol=1e-5)
+        assert eventually(lambda: launch.record.chosen == "right_for_any_size" and launch.executable is not None)
+        np.testing.assert_allclose(run(m, rows(50)), run(host, rows(50)), rtol=1e-5)
+        assert len(symbolic(m)) == 1
+        assert not [e for e in m.events if e.name == "shapes.exact"]
+
+
 def test_a_plan_for_all_sizes_is_built_beside_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its build begins before the host's run of the first call; that of an exact plan after it. Both are answered."""
     graph, order = product(), []

@@ -205,6 +205,10 @@ class ClusterBuilder:
             outcome = Outcome("wrong", (whole,), f"a shadow run disagreed: {reason}")
             keep_verdict(key, launch.function, self._exchange.disk_cache(), outcome)
 
+    def has_choice(self, launch: GuardedLaunch) -> bool:
+        """Whether more than one engine takes a cluster."""
+        return len(self._candidates(launch)) > 1
+
     def search(self, launch: GuardedLaunch, inputs: list[np.ndarray], slot: WorkerSlot, until: float) -> Outcome | None:
         """The outcome for a cluster that was disproved on `inputs` while it was live: without the nodes that are at
         fault, by an evaluation that begins with these inputs. None if that ends where it was; the verdict stays then.
@@ -214,6 +218,8 @@ class ClusterBuilder:
         names = self._candidates(launch)
         build = self._in_worker if self._settings.sandbox else self._in_process
         before = launch.record.outcome
+        if launch.function.is_symbolic:
+            launch.record.sizes = launch.sizes_of([x.shape for x in inputs])
         outcome = build(launch, names, inputs, slot, until)
         if outcome.verdict != "ready" or (before is not None and runs_alike(outcome, before)):
             return None

@@ -236,14 +236,16 @@ class GuardedLaunch(Launch):
         known = [record.outcome.timings.get("host", 0.0)] if record.outcome is not None else []
         return max([*known, *sorted(record.host_seconds)[-1:]], default=0.0)
 
-    def retire(self, state: State, reason: str) -> bool:
-        """Let the host answer from now on. Returns whether it was live: of several threads only one retires it."""
+    def retire(self, state: State, reason: str, is_lost: bool = True) -> bool:
+        """Let the host answer from now on. is_lost: there is no other executable. Returns whether it was live: of
+        several threads only one retires it."""
         with self._lock:  # not between the steps of `_end_probation`
             if not self.record.move_from(State.LIVE, state, reason):
                 return False
             self._call = self._waiting
             self.executable = self.note = self.answered = None
-        self.lost(reason)
+        if is_lost:
+            self.lost(reason)
         return True
 
     def drop_inherited(self) -> None:
@@ -487,7 +489,7 @@ class GuardedLaunch(Launch):
         differ."""
         shapes = self._check.shapes_seen
         count = min(len(shapes), _MOST_RACED)
-        return [self._sizes_of(shapes[i * len(shapes) // count]) for i in range(count)]
+        return [self.sizes_of(shapes[i * len(shapes) // count]) for i in range(count)]
 
     # --- shadow runs -----------------------------------------------------------------------------------------------
 
@@ -627,7 +629,7 @@ class GuardedLaunch(Launch):
     def _disprove(self, reason: str, last: int, inputs: list[np.ndarray], schedule: SamplingSchedule) -> None:
         """Reject the cluster for what a comparison has found, and say which calls are in doubt."""
         doubt = f"results of its calls {schedule.last_right + 1} to {last} are in doubt"
-        if self.retire(State.REJECTED, f"wrong: a shadow run disagreed: {reason}; {doubt}"):
+        if self.retire(State.REJECTED, f"wrong: a shadow run disagreed: {reason}; {doubt}", is_lost=False):
             self._failures.disproved(self, reason, inputs)
             self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
 
@@ -653,9 +655,9 @@ class GuardedLaunch(Launch):
         """The static function for inputs of these shapes."""
         if not self.function.is_symbolic:
             return self.function
-        return function_at(self.function, self._sizes_of([a.shape for a in arrays]))
+        return function_at(self.function, self.sizes_of([a.shape for a in arrays]))
 
-    def _sizes_of(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    def sizes_of(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """Sizes of the symbols for inputs of these shapes."""
         params = self.function.params
         declared = Declared(tuple(p.name for p in params), tuple(p.dims for p in params), {})

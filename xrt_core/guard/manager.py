@@ -337,6 +337,9 @@ class GuardManager:
             record.outcome = outcome
             record.move(State.READY, outcome.reason)
             self._go_live(launch, executable, start)
+        finally:
+            if record.state is State.REJECTED and launch.function.is_symbolic:
+                launch.lost(record.reason)
 
     def _race(self, launch: GuardedLaunch, why: str, slot: WorkerSlot) -> None:
         """Let the candidates of a live cluster race again; the caller of a call notices nothing, but for its speed."""
@@ -456,12 +459,16 @@ class GuardManager:
                 self._building.pop(launch, None)
 
     def disproved(self, launch: GuardedLaunch, reason: str, inputs: Sequence[np.ndarray]) -> None:
-        """See `FailureSink`. The search is made once for each cluster."""
+        """See `FailureSink`. The search is made once for each cluster. A symbolic one, whose plan goes with it, is not
+        lost before another engine has been tried."""
         self._builder.disprove(launch, reason)
         with self._lock:
-            if self.closed or not self.settings.verify or launch in self._searched:
-                return
+            is_searched = not (self.closed or not self.settings.verify or launch in self._searched)
             self._searched.add(launch)
+        if not (is_searched and launch.function.is_symbolic and self._builder.has_choice(launch)):
+            launch.lost(launch.record.reason)
+        if not is_searched:
+            return
         reference, given = weakref.ref(launch), list(inputs)
 
         def work(slot: WorkerSlot) -> None:

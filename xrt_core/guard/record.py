@@ -237,7 +237,7 @@ class FailureSink(Protocol):
 
     def disproved(self, launch: Any, reason: str, inputs: Sequence[np.ndarray]) -> None:
         """Replace the cached verdict of a `GuardedLaunch` whose results for `inputs` were found wrong while it was
-        live, and look for the nodes that are at fault."""
+        live, and look for the nodes that are at fault, or another engine; tell the launch where it is `lost`."""
 
 
 @dataclass(frozen=True, slots=True)
