@@ -67,7 +67,10 @@ def test_where_packages_do_not_tell(name: str, value: str, monkeypatch: pytest.M
         patch.setenv(name, value)
         assert not _installed.finds_one_cpu()
     monkeypatch.setattr(_installed, "entry_points", lambda group: [group])
+    _installed._is_for_cpu.cache_clear()
     assert not _installed.finds_one_cpu()
+    monkeypatch.undo()
+    _installed._is_for_cpu.cache_clear()
 
 
 def test_a_gpu_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

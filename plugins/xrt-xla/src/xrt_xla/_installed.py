@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import pkgutil
@@ -16,6 +17,7 @@ _NAMED: Final = ("JAX_NUM_CPU_DEVICES", "JAX_PLATFORM_NAME", "PJRT_NAMES_AND_LIB
 """Variables that bring other devices, or more of them."""
 
 
+@functools.cache
 def library_version() -> str:
     """Versions of JAX and of the compiler that comes with it. Raises PackageNotFoundError."""
     jax, compiler = version("jax"), version("jaxlib")
@@ -40,6 +42,12 @@ def finds_one_cpu() -> bool:
         return False
     if os.environ.get("JAX_PLATFORMS", "cpu") not in ("", "cpu") or "device_count" in os.environ.get("XLA_FLAGS", ""):
         return False
+    return _is_for_cpu()
+
+
+@functools.cache
+def _is_for_cpu() -> bool:
+    """Whether JAX is installed, and no package that brings it another device. It takes 9 ms to find out."""
     try:
         library_version()
     except PackageNotFoundError:
