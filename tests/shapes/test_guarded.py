@@ -383,6 +383,27 @@ def test_engines_are_compared_on_the_sizes_of_calls(monkeypatch: pytest.MonkeyPa
         assert told == ["calls of 9 sizes have come, and it was chosen for 3"]
 
 
+def test_who_won_before_any_call_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when somebody waits at once: three sizes of calls are enough then."""
+    monkeypatch.setattr(evaluate, "tune", lambda runs, *args, **options: first_wins(runs))
+    options = {**IN_PROCESS, "guard_async": True, "guard_tune": True, "shapes": {"x": ("n", 4)}}
+    with registered(RightForAnySize):
+        m = module(product(), ["wrong_for_50_rows", "right_for_any_size"], **options)
+        m.run(rows(7))
+        assert m.wait(60)
+        (launch,) = m._pipeline.accelerated.services.guard._all()  # type: ignore[union-attr]
+        assert (launch.record.races, launch.record.raced) == (1, [{"n": 7}])  # that of the call that was compared
+        launch.record.raced = ()  # as where the host's answer was too large to be kept
+        told: list[str] = []
+        launch._failures.drifted = lambda launch, why: told.append(why)  # type: ignore[method-assign,assignment]
+        launch.expectation._next = 0.0
+        for n in (7, 8, 7, 8, 9):
+            assert not told
+            for _ in range(80):
+                m.run(rows(n))
+        assert told == ["calls of 3 sizes have come, and it was chosen for 1"]
+
+
 def test_a_clear_lead_over_the_host_needs_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one candidate of a symbolic cluster is right and was twice as fast as the host while it was checked."""
     raced: list[list[str]] = []

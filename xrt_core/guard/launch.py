@@ -480,7 +480,8 @@ class GuardedLaunch(Launch):
         """What the candidates for a symbolic function were not compared on; "" for nothing."""
         if self.untried:
             return f"{', '.join(self.untried)} had not been tried"
-        raced, seen = len(self.record.raced), len(self._check.shapes_seen)
+        raced = max(len(self.record.raced), 1) if self.record.races else 0  # before any call: on sizes of its own
+        seen = len(self._check.shapes_seen)
         more = 0 < raced < _MOST_RACED and seen >= _MORE_SIZES * raced
         return f"calls of {seen} sizes have come, and it was chosen for {raced}" if more else ""
 

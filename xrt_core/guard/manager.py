@@ -337,9 +337,6 @@ class GuardManager:
             record.outcome = outcome
             record.move(State.READY, outcome.reason)
             self._go_live(launch, executable, start)
-        finally:
-            if record.state is State.REJECTED and launch.function.is_symbolic:
-                launch.lost(record.reason)
 
     def _race(self, launch: GuardedLaunch, why: str, slot: WorkerSlot) -> None:
         """Let the candidates of a live cluster race again; the caller of a call notices nothing, but for its speed."""
@@ -465,7 +462,8 @@ class GuardManager:
         with self._lock:
             is_searched = not (self.closed or not self.settings.verify or launch in self._searched)
             self._searched.add(launch)
-        if not (is_searched and launch.function.is_symbolic and self._builder.has_choice(launch)):
+        may_go_on = is_searched and launch.function.is_symbolic and self._builder.has_choice(launch)
+        if not may_go_on:
             launch.lost(launch.record.reason)
         if not is_searched:
             return
@@ -474,8 +472,12 @@ class GuardManager:
         def work(slot: WorkerSlot) -> None:
             found = reference()
             if found is not None and not self.closed:
-                with beside_the_caller():
-                    self._search(found, given, slot)
+                try:
+                    with beside_the_caller():
+                        self._search(found, given, slot)
+                finally:
+                    if may_go_on and found.record.state is State.REJECTED:
+                        found.lost(found.record.reason)
 
         with contextlib.suppress(WorkerFailure):  # the pool is closed
             process_pool().submit(Job(work, self))

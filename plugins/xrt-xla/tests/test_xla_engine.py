@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -58,7 +59,9 @@ def test_what_packages_tell_of_the_cpu() -> None:
         ("XLA_FLAGS", "--xla_force_host_platform_device_count=2"),
     ],
 )
-def test_where_packages_do_not_tell(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_packages_do_not_tell(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     """Variables that say something of devices are JAX's to read; so are packages that bring some."""
     for module in ("jax", "jaxlib"):
         monkeypatch.delitem(sys.modules, module, raising=False)
@@ -66,11 +69,18 @@ def test_where_packages_do_not_tell(name: str, value: str, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setenv(name, value)
         assert not _installed.finds_one_cpu()
-    monkeypatch.setattr(_installed, "entry_points", lambda group: [group])
+    with monkeypatch.context() as patch:
+        patch.setattr(_installed, "entry_points", lambda group: [group])
+        _installed._is_for_cpu.cache_clear()
+        assert not _installed.finds_one_cpu()
+    (tmp_path / "jax_plugins" / "xla_new").mkdir(parents=True)
+    (tmp_path / "jax_plugins" / "xla_new" / "__init__.py").touch()
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        _installed._is_for_cpu.cache_clear()
+        assert not _installed.finds_one_cpu()
     _installed._is_for_cpu.cache_clear()
-    assert not _installed.finds_one_cpu()
-    monkeypatch.undo()
-    _installed._is_for_cpu.cache_clear()
+    assert _installed.finds_one_cpu()
 
 
 def test_a_gpu_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
