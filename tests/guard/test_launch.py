@@ -32,6 +32,7 @@ from xrt_core.ir.function import Function
 from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.testing import functions
+from xrt_core.verify.checker import ResultChecker
 from xrt_core.verify.verdict import Outcome
 
 SETTINGS = GuardSettings(
@@ -501,6 +502,34 @@ def test_wrong_in_this_process_from_the_first_call_on() -> None:
     assert launch.record.state is State.REJECTED
     assert isinstance(launch._failures, Guard)
     assert launch._failures.disproved_by
+
+
+@pytest.mark.parametrize("is_right", [False, True])
+def test_nobody_waits_for_a_long_judgement(is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host takes long, and the first results are not plainly its own, callers get the host's until the
+    background knows whether that is rounding."""
+    monkeypatch.setattr(launch_module, "_LONG_TO_WAIT", 0.0)
+    monkeypatch.setattr(ResultChecker, "agrees", lambda *args: False)
+    judge, go = ResultChecker.check_results, threading.Event()
+
+    def check_results(*args: Any) -> Any:
+        assert go.wait(30)
+        return judge(*args)
+
+    monkeypatch.setattr(ResultChecker, "check_results", check_results)
+    executable = Does(lambda i: right(i) if is_right else [i[0] * 7])
+    launch = live(executable, settings=_with(shadow=None))
+    try:
+        for _ in range(3):
+            np.testing.assert_array_equal(launch([X, X])[0], X + X)
+        assert launch.record.state is State.LIVE
+        assert executable.runs == 1
+    finally:
+        go.set()
+    comparisons().wait()
+    assert launch.record.state is (State.LIVE if is_right else State.REJECTED)
+    np.testing.assert_array_equal(to_numpy(launch([X, X])[0]), X + X)
+    assert executable.runs == 1 + is_right
 
 
 @pytest.mark.parametrize("fault", ["", "wrong", "raises", "writes", "wrong later"])

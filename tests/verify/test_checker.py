@@ -104,7 +104,7 @@ def test_cancellation_is_right() -> None:
     assert as_host.is_right, as_host.reason
     assert not wrong.is_right
     # in its own precision, off by a rounding, in a wider precision; as it is once more, and rounded otherwise
-    assert checker.host_runs == 3 + 5
+    assert checker.host_runs == 3 + 9
 
 
 def spread(rows: np.ndarray) -> tuple[ResultChecker, np.ndarray]:
@@ -211,7 +211,8 @@ def test_errors_beyond_the_range_are_found(
     row = tolerance_for(np.dtype(dtype), [], {})
     largest = max(np.abs(exact).max(), np.abs(host).max())
     off = np.abs(host - exact)
-    moved = max(np.quantile(spread, 0.95) + spread[at], np.quantile(wider, 0.95) + wider[at])
+    otherwise = np.abs(checker._rounded()[0].astype(F64).ravel() - exact)
+    moved = max(np.quantile(s, 0.95) + s[at] for s in (spread, wider, otherwise))
     # an element that is off by k bounds may be larger by that, and so may its bound
     most = (row.relative * np.abs(exact[at]) + row.absolute * largest + 8 * moved) / (1 - row.relative) + off[at]
     least = row.relative * np.abs(exact[at]) + row.absolute * np.abs(exact).max()
@@ -324,6 +325,38 @@ def test_means_of_equal_elements_may_be_summed_in_turn(op: str) -> None:
     checker = ResultChecker(f, [row])
     assert checker.check(engine(0.0), {}).is_right
     assert not checker.check(engine(1e-3), {}).is_right
+
+
+def test_sums_of_products_behind_a_steep_function_may_be_added_in_turn() -> None:
+    """Large logits cancel, and most results of the Sigmoid are 0 or 1: a step of rounding of what was summed shows
+    where they are not, and a weight of half the precision is wrong there."""
+    rng = np.random.default_rng(5)
+    rows, width, layers = 64, 512, 5
+    weights = [rng.standard_normal((width, width if i else 64)).astype(F32) / F32(16) for i in reversed(range(layers))]
+    x = last = value("x", (rows, width))
+    nodes = []
+    for i, w in enumerate(weights):
+        h, r = (value(f"{name}{i}", (rows, w.shape[1])) for name in "hr")
+        after = "Relu" if i + 1 < layers else "Sigmoid"
+        nodes += [node("MatMul", [last, Value.constant(w)], [h]), node(after, [h], [r])]
+        last = r
+    f = function([x], nodes, last)
+
+    def engine(dtype: Any) -> Call:
+        def call(a: np.ndarray) -> list[np.ndarray]:
+            for w in weights:
+                total = np.zeros((rows, w.shape[1]), F32)
+                for column, row in zip(np.maximum(a, 0).T if w is not weights[0] else a.T, w, strict=True):
+                    total += column[:, None] * row.astype(dtype).astype(F32)
+                a = total
+            with np.errstate(over="ignore"):
+                return [1 / (1 + np.exp(-a))]
+
+        return Call(call)
+
+    checker = ResultChecker(f, [rng.standard_normal((rows, width)).astype(F32) * F32(500)])
+    assert checker.check(engine(F32), {}).is_right
+    assert not checker.check(engine(np.float16), {}).is_right
 
 
 def test_ties_after_arithmetic_are_right() -> None:

@@ -69,6 +69,9 @@ _MOST_RACED: Final = 6
 """Sizes of calls on which the candidates for a symbolic function are compared."""
 _MORE_SIZES: Final = 3
 """They are compared again when this many times as many sizes have come as they were compared on."""
+_LONG_TO_WAIT: Final = 0.1
+"""Seconds: where the host takes longer for a call, nobody waits until it is known whether a difference is rounding."""
+_INCOMPARABLE: Final = "the results of %s could not be compared with the host's"
 _WORTH_LIMITING: Final = 2e-3  # seconds; the limit of a run that takes so long costs below 1 %
 _AS_IT_IS: Final = contextlib.nullcontext()
 _FATAL: Final[Mapping[str, str]] = MappingProxyType(
@@ -552,7 +555,7 @@ class GuardedLaunch(Launch):
         else:
             if schedule.is_synchronous:
                 with fewer_blas_threads():  # the engine's threads may still spin
-                    expected = self._compare(kept, copies, number, seconds, schedule, copying)
+                    expected = self._compare(kept, copies, number, seconds, schedule, copying, is_waited_for=True)
                 return results if expected is None else expected
             work = partial(self._compare, kept, copies, number, seconds, schedule, copying)
             if not comparisons().submit(work):
@@ -604,28 +607,63 @@ class GuardedLaunch(Launch):
         seconds: float,
         schedule: SamplingSchedule,
         copying: float,
+        *,
+        is_waited_for: bool = False,
     ) -> Arrays | None:
         """Compare results of call `number` with the host's. copying: seconds that the copies took.
 
-        Returns the host's if they differ, which rejects the cluster.
+        Returns the host's if they differ, which rejects the cluster. Where a caller waits, and what differs is long to
+        judge, it gets the host's at once: the background judges, and the host answers until it has.
         """
         self.record.shadow_runs += 1
         start = time.perf_counter()
         try:
             expected = [to_numpy(r) for r in self.on_host(inputs)]
-            check = self._checker_for(inputs, expected).check_results(results, self.tolerance)
-        except XRTError:  # the host rejects these inputs
-            return None
-        except Exception:  # a fault of the comparison must not reach the caller
-            log.exception("the results of %s could not be compared with the host's", self.function.name)
-            return None
-        finally:
+            checker = self._checker_for(inputs, expected)
+            host = time.perf_counter() - start
+            if is_waited_for and self._is_long_to_judge(host, schedule) and not checker.agrees(results, self.tolerance):
+                work = partial(self._judge, checker, inputs, results, number, seconds, schedule, copying + host)
+                if comparisons().submit(work):
+                    schedule.taker = 0
+                    return expected
+        except Exception as e:
+            if not isinstance(e, XRTError):  # as the host raises for inputs that it rejects
+                log.exception(_INCOMPARABLE, self.function.name)
             schedule.postpone(number, copying + time.perf_counter() - start, seconds)
+            return None
+        return None if self._judge(checker, inputs, results, number, seconds, schedule, copying + host) else expected
+
+    def _is_long_to_judge(self, seconds: float, schedule: SamplingSchedule) -> bool:
+        """seconds: that the host takes for these inputs; to judge what differs takes it some ten times as long."""
+        return self._settings.asynchronous and not schedule.is_periodic and seconds > _LONG_TO_WAIT
+
+    def _judge(
+        self,
+        checker: ResultChecker,
+        inputs: list[np.ndarray],
+        results: list[np.ndarray],
+        number: int,
+        seconds: float,
+        schedule: SamplingSchedule,
+        cost: float,
+    ) -> bool:
+        """Whether results of call `number` are right, or cannot be judged; if not, the cluster is rejected. cost:
+        seconds that the comparison has taken so far."""
+        start = time.perf_counter()
+        try:
+            check = checker.check_results(results, self.tolerance)
+        except XRTError:
+            return True
+        except Exception:  # a fault of the comparison must not reach the caller
+            log.exception(_INCOMPARABLE, self.function.name)
+            return True
+        finally:
+            schedule.postpone(number, cost + time.perf_counter() - start, seconds)
         if check.is_right or check.is_doubtful:
             schedule.confirm(number)
-            return None
+            return True
         self._disprove(check.reason, self.record.calls, inputs, schedule)
-        return expected
+        return False
 
     def _disprove(self, reason: str, last: int, inputs: list[np.ndarray], schedule: SamplingSchedule) -> None:
         """Reject the cluster for what a comparison has found, and say which calls are in doubt."""

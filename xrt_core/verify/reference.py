@@ -33,6 +33,9 @@ _OF_A_TERM: Final = 1 / 32
 """Rounding steps that each term of a mean adds: equal terms are rounded the same way, and two libraries that add with
 few lanes were off by 1/64 of a step a term, at most."""
 
+PRODUCTS: Final = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
+"""Operators whose results are sums of products."""
+
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
@@ -132,8 +135,10 @@ def run_rounded(
     What that makes of a result is what another order of the same operations may make of it, also where the inputs are
     whole numbers or constant rows. What interpolates (Resize) does so at places that are off by rounding steps of
     float32, in which libraries compute them; a sum, and the mean of what normalises by its own, is off by as much as
-    one that is made one term after the other. What jumps (`is_discontinuous`), and what draws random numbers, is
-    computed from what was not moved. Takes the time of one run more. Raises XRTError if the host fails.
+    one that is made one term after the other; a sum of products by rounding steps of what their absolute values add up
+    to (Higham, 2002, "Accuracy and Stability of Numerical Algorithms", 3.1). What jumps (`is_discontinuous`), and what
+    draws random numbers, is computed from what was not moved. Takes the time of one run more. Raises XRTError if the
+    host fails.
     """
     body = function.body
     last = _last_uses(body)
@@ -142,12 +147,14 @@ def run_rounded(
     for i, node in enumerate(body.nodes):
         exact = _values_of(node, plain)
         stays = is_discontinuous(node) or draws_random(node)
+        sizes = None if stays else _sizes_of_sums(node, plain)
         for values in moved:
             results = exact if stays else _values_of(node, values)
             if not stays and not is_exact(node):
                 results = _interpolated_elsewhere(node, values, results, rng, steps)
                 results = _moved_by_mean(node, values, results, rng, steps)
-                results = [_off(r, rng, steps * max(1.0, _terms(node, values, results) * _OF_A_TERM)) for r in results]
+                count = max(1.0, _terms(node, values, results) * _OF_A_TERM)
+                results = [_off(r, rng, steps * count, sizes) for r in results]
             values.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
         plain.update((v, r) for v, r in zip(node.outputs, exact, strict=False) if v is not None)
         for v in last.get(i, ()):
@@ -207,13 +214,34 @@ def _terms(node: Node, values: Mapping[Value, Any], results: Sequence[Any]) -> i
     return int(x.size) // max(1, min(int(r.size) for r in results))
 
 
-def _off(x: Any, rng: np.random.Generator, steps: float) -> Any:
+def _sizes_of_sums(node: Node, values: Mapping[Value, Any]) -> np.ndarray | None:
+    """For each element of a sum of products, what their absolute values add up to; None for other operators."""
+    if node.domain or node.op_type not in PRODUCTS:
+        return None
+    given = [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
+    if not all(x is None or float_like(x.dtype) for x in given):
+        return None
+    factors = {k: abs(a) if isinstance(a, float) else a for k, a in node.attributes.items()}
+    with np.errstate(all="ignore"):
+        return _wide(run_node(node.replace(attributes=factors), [None if x is None else np.abs(x) for x in given])[0])
+
+
+def _off(x: Any, rng: np.random.Generator, steps: float, sizes: np.ndarray | None = None) -> Any:
+    """`x` off by rounding steps of its own, and of what it is the sum of, which is added in float32 at least."""
     if not isinstance(x, np.ndarray) or not float_like(x.dtype):
         return x
     finfo: Any = ml_dtypes.finfo
     with np.errstate(all="ignore"):
-        noise = steps * float(finfo(x.dtype).eps) * rng.choice((-1.0, 1.0), x.shape)
-        return np.asarray(x.astype(np.float64) * (1.0 + noise)).astype(x.dtype)
+        wide = _wide(x)
+        off = float(finfo(x.dtype).eps) * np.abs(wide)
+        if sizes is not None:
+            off = np.maximum(off, float(np.finfo(np.float64 if x.dtype == np.float64 else np.float32).eps) * sizes)
+        off = np.where(np.isfinite(off), steps * off, 0.0)  # an infinity is no rounding
+        return np.asarray(wide + off * rng.choice((-1.0, 1.0), x.shape)).astype(x.dtype)
+
+
+def _wide(x: Any) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
 
 
 def wide_dtype(body: Graph) -> np.dtype:
