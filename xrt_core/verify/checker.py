@@ -24,9 +24,10 @@ error, so that the short path is no more lenient than the long one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -71,8 +72,10 @@ _DRAWN: Final = 64
 _NO_DONATION: Final = RunOptions(donate=False)
 _PERTURBATION: Final = 4.0  # rounding steps, of the inputs of the host's second run
 _ROUNDED_BY: Final = 1.0  # rounding steps, of the result of each operation, in the runs that round otherwise
-_OF_ROUNDED: Final = 0.25  # of how far these are off, as a rounding step is the least that moves a float
-_ROUNDED_RUNS: Final = 8  # of a single result several may cancel by luck as well
+_OF_ROUNDED: Final = 0.375  # of how far these are off, as a rounding step is the least that moves a float
+_FIRST_ROUNDED_RUNS: Final = 4
+_ROUNDED_RUNS: Final = 8
+"""Runs that round otherwise: the first, then one by one up to so many, as in some of them roundings cancel by luck."""
 _FAR: Final = 0.1  # of an element: how far those move that show a chaotic function
 _MANY: Final = 1e-3  # of the elements: so many may, as differences of nearly equal numbers do anywhere
 
@@ -146,7 +149,8 @@ class ResultChecker:
         self._wide: list[np.ndarray] | None = None
         self._off: list[np.ndarray] | None = None
         self._off_on_cpu: list[np.ndarray] | None = None
-        self._otherwise: list[np.ndarray] | None = None
+        self._rounded_runs = 0
+        self._otherwise: list[_Moved] | None = None
         self._moved: tuple[Values, Values] | None = None
         self._dtypes = float_dtypes(function.body)
         self._rounding = Rounding(function.body, on_grid=on_grid)
@@ -161,7 +165,7 @@ class ResultChecker:
         analysis of the function is shared."""
         other = copy.copy(self)
         other.inputs = tuple(_read_only(x) for x in inputs)
-        other.host_runs = 0
+        other.host_runs = other._rounded_runs = 0
         other._own = None if results is None else [np.asarray(r) for r in results]
         other._wide = other._off = other._off_on_cpu = other._otherwise = other._moved = None
         return other
@@ -323,8 +327,8 @@ class ResultChecker:
         v = self.function.body.outputs[k]
         jump = self._rounding.jumps.get(v)
         steps = (
-            (self.expected, self._perturbed, tolerance),
-            (self.widened, self._perturbed_on_cpu, tolerance),
+            (self.expected, lambda: (self._perturbed(),), tolerance),
+            (self.widened, lambda: (self._perturbed_on_cpu(),), tolerance),
             (self.widened, self._rounded, self._tolerance(v, got.dtype, self._dtypes, own, terms=0)),  # moves sums
         )
         for reference, moved, allowed in steps:
@@ -334,9 +338,10 @@ class ResultChecker:
             if jump is not None and v not in self._rounding.flipped:
                 radii = self._radii(jump, own)
                 return self._judged(jump, jump.outputs.index(v), got, reference()[k], tolerance, radii, found)
-            found = self._plain(got, k, allowed, reference()[k], moved()[k])
-            if found.is_right:
-                break
+            for other in moved():
+                found = self._plain(got, k, allowed, reference()[k], other[k])
+                if found.is_right:
+                    return found
         return found
 
     def _plain(
@@ -446,20 +451,24 @@ class ResultChecker:
                 self._off_on_cpu = self.widened()
         return self._off_on_cpu
 
-    def _rounded(self) -> list[np.ndarray]:
-        """For each element of the results, of a few runs that round otherwise, what is furthest from the true value."""
+    def _rounded(self) -> Iterator[list[np.ndarray]]:
+        """For each element of the results, how far runs that round otherwise move it, as a number that is so far from
+        the true one: of the first runs, then with each further one. Raises XRTError where the host fails."""
         if self._otherwise is None:
-            rng = np.random.default_rng(self._seed)
-            true = [_wide(x) if x.dtype.kind != "c" else x for x in self.widened()]
-            found = self.widened()
-            try:
-                self.host_runs += 1 + _ROUNDED_RUNS
-                for results in run_rounded(self.function, self.inputs, rng, _ROUNDED_BY, _ROUNDED_RUNS):
-                    found = [_further(a, b, t) for a, b, t in zip(found, results, true, strict=True)]
-            except XRTError:
-                found = self.widened()
-            self._otherwise = [_towards(t, x) for t, x in zip(true, found, strict=True)]
-        return self._otherwise
+            self._otherwise = [_Moved(x) for x in self.widened()]
+            self._rng = np.random.default_rng(self._seed)
+        while True:
+            if self._rounded_runs >= _FIRST_ROUNDED_RUNS:
+                yield [m.value() for m in self._otherwise]
+            if self._rounded_runs == _ROUNDED_RUNS:
+                return
+            self._rounded_runs += 1
+            self.host_runs += 1
+            with contextlib.suppress(XRTError):  # an operator that accepts only the original values
+                for m, x in zip(
+                    self._otherwise, run_rounded(self.function, self.inputs, self._rng, _ROUNDED_BY), strict=True
+                ):
+                    m.add(x)
 
     def _perturbed_inputs(self) -> list[np.ndarray]:
         rng = np.random.default_rng(self._seed)
@@ -731,27 +740,44 @@ def _eps(dtype: np.dtype) -> float:
     return float(finfo(dtype).eps)
 
 
-def _further(a: np.ndarray, b: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Of each two elements the one that is further from the true one; what is not finite where that is, or the other
-    way round, is furthest."""
-    if not float_like(b.dtype):
-        return b
-    with np.errstate(all="ignore"):
-        ours, theirs = _wide(a), _wide(b)
-        far, further = (
-            np.where(np.isfinite(x - true), np.abs(x - true), np.where(_alike(x, true), 0.0, np.inf))
-            for x in (ours, theirs)
-        )
-        return np.where(further > far, theirs, ours)
+class _Moved:
+    """How far runs that round otherwise move each element of a result: the root of the mean square.
 
+    true: the result, as exact as it can be had. An element that is not finite in a run where the true one is, or the
+    other way round, is what that run gives.
+    """
 
-def _towards(true: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The share `_OF_ROUNDED` of the way from the true elements to those of `x`, where both are finite."""
-    if not float_like(x.dtype):
-        return x
-    with np.errstate(all="ignore"):
-        nearer = true + _OF_ROUNDED * (_wide(x) - true)
-        return np.where(np.isfinite(nearer), nearer, _wide(x))
+    __slots__ = ("_last", "_runs", "_squares", "_strange", "_true")
+
+    def __init__(self, true: np.ndarray) -> None:
+        self._true = _wide(true) if float_like(true.dtype) else true
+        self._last = true
+        self._runs = 0
+        self._squares = np.zeros(true.shape)
+        self._strange = np.zeros(true.shape, bool)
+
+    def add(self, result: np.ndarray) -> None:
+        """Count one run."""
+        self._runs += 1
+        if not float_like(result.dtype):
+            self._last = result
+            return
+        with np.errstate(all="ignore"):
+            theirs = _wide(result)
+            off = theirs - self._true
+            known = np.isfinite(off)
+            self._squares += np.where(known, off * off, 0.0)
+            strange = ~known & ~_alike(theirs, self._true)
+        self._strange |= strange
+        self._last = np.where(strange, theirs, self._last)
+
+    def value(self) -> np.ndarray:
+        """The true result, moved by `_OF_ROUNDED` of that."""
+        if not float_like(self._last.dtype):
+            return self._last
+        with np.errstate(all="ignore"):
+            moved = self._true + _OF_ROUNDED * np.sqrt(self._squares / max(self._runs, 1))
+        return np.where(self._strange, self._last, moved)
 
 
 def _alike(x: np.ndarray, y: np.ndarray) -> np.ndarray:

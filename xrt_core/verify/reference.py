@@ -126,41 +126,48 @@ def _run_wide(body: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def run_rounded(
-    function: Function, inputs: Sequence[np.ndarray], rng: np.random.Generator, steps: float, runs: int
-) -> list[list[np.ndarray]]:
-    """The results of `runs` runs on the host in which every operator that rounds does so otherwise: its floating
-    results are off by `steps` rounding steps, up or down at random (Monte Carlo arithmetic: Parker, 1997, "Monte Carlo
-    Arithmetic: exploiting randomness in floating-point arithmetic").
+    function: Function, inputs: Sequence[np.ndarray], rng: np.random.Generator, steps: float
+) -> list[np.ndarray]:
+    """The results of a run on the host in which every operator that rounds does so otherwise: its floating results are
+    off by `steps` rounding steps, up or down at random (Monte Carlo arithmetic: Parker, 1997, "Monte Carlo Arithmetic:
+    exploiting randomness in floating-point arithmetic").
 
     What that makes of a result is what another order of the same operations may make of it, also where the inputs are
     whole numbers or constant rows. What interpolates (Resize) does so at places that are off by rounding steps of
     float32, in which libraries compute them; a sum, and the mean of what normalises by its own, is off by as much as
     one that is made one term after the other; a sum of products by rounding steps of what their absolute values add up
     to (Higham, 2002, "Accuracy and Stability of Numerical Algorithms", 3.1). What jumps (`is_discontinuous`), and what
-    draws random numbers, is computed from what was not moved. Takes the time of one run more. Raises XRTError if the
-    host fails.
+    draws random numbers, is computed from what was not moved. Raises XRTError if the host fails.
     """
     body = function.body
     last = _last_uses(body)
+    staying = {node for node in body.nodes if is_discontinuous(node) or draws_random(node)}
+    wanted = {v for node in staying for v in (*node.inputs, *node.captures)}
+    exact: set[Node] = set()  # what is computed as it is as well, for nodes that stay
+    for node in reversed(body.nodes):
+        if node in staying or not wanted.isdisjoint(node.outputs):
+            exact.add(node)
+            wanted.update(node.inputs, node.captures)
     plain: dict[Value, Any] = dict(zip(body.inputs, inputs, strict=True))
-    moved = [dict(plain) for _ in range(runs)]
+    values = dict(plain)
     for i, node in enumerate(body.nodes):
-        exact = _values_of(node, plain)
-        stays = is_discontinuous(node) or draws_random(node)
-        sizes = None if stays else _sizes_of_sums(node, plain)
-        for values in moved:
-            results = exact if stays else _values_of(node, values)
-            if not stays and not is_exact(node):
+        results: Sequence[Any] = ()
+        if node in exact:
+            results = _values_of(node, plain)
+            plain.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
+        if node not in staying:
+            results = _values_of(node, values)
+            if not is_exact(node):
                 results = _interpolated_elsewhere(node, values, results, rng, steps)
                 results = _moved_by_mean(node, values, results, rng, steps)
                 count = max(1.0, _terms(node, values, results) * _OF_A_TERM)
+                sizes = _sizes_of_sums(node, values)
                 results = [_off(r, rng, steps * count, sizes) for r in results]
-            values.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
-        plain.update((v, r) for v, r in zip(node.outputs, exact, strict=False) if v is not None)
+        values.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
         for v in last.get(i, ()):
-            for values in (plain, *moved):
-                values.pop(v, None)
-    return [[v.data if v.data is not None else values[v] for v in body.outputs] for values in moved]
+            plain.pop(v, None)
+            values.pop(v, None)
+    return [v.data if v.data is not None else values[v] for v in body.outputs]
 
 
 def _values_of(node: Node, values: Mapping[Value, Any]) -> Sequence[Any]:
