@@ -270,16 +270,25 @@ def test_a_long_sum_may_be_made_one_after_the_other(op_type: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
-def test_places_between_pixels_are_rounded(mode: str) -> None:
+@pytest.mark.parametrize("is_in_body", [False, True])
+def test_places_between_pixels_are_rounded(mode: str, is_in_body: bool) -> None:
     """Libraries compute them in float32, which moves what is interpolated by more than sums are rounded, and with it
-    what is computed from that; a place that is off by a tenth of a pixel is none."""
+    what is computed from that, within a body of control flow too; a place that is off by a tenth of a pixel is none."""
     x, h, y = value("x", (1, 1, 237, 4), F32), value("h", (1, 1, 320, 4), F32), value("y", (1, 1, 320, 4), F32)
     sizes = Value.constant(np.array([1, 1, 320, 4]), "sizes")
-    resize = node("Resize", [x, None, None, sizes], [h], mode=mode)  # type: ignore[list-item]
-    f = function([x], [resize, node("Sinh", [h], [y])], y)
+    nodes = [node("Resize", [x, None, None, sizes], [h], mode=mode), node("Sinh", [h], [y])]  # type: ignore[list-item]
+    if is_in_body:
+        c, z = value("c", (), np.bool_), value("z", (1, 1, 320, 4), F32)
+        bodies = {
+            "then_branch": Graph([], [y], nodes, opsets={"": 21}),
+            "else_branch": Graph([], [x], [], opsets={"": 21}),
+        }
+        f = function([x, c], [node("If", [c], [z], **bodies)], z)
+    else:
+        f = function([x], nodes, y)
 
     def engine(off: float) -> Call:
-        def call(a: np.ndarray) -> Any:
+        def call(a: np.ndarray, *condition: np.ndarray) -> Any:
             place = (np.arange(320, dtype=F32) + F32(0.5)) * F32(237 / 320) - F32(0.5) + F32(off)
             first = np.floor(place)
             taps, distances = zip(*((first + k, place - (first + k)) for k in range(-1, 3)), strict=True)
@@ -294,7 +303,7 @@ def test_places_between_pixels_are_rounded(mode: str) -> None:
 
         return Call(call)
 
-    checker = ResultChecker(f, synthesize_inputs(f))
+    checker = ResultChecker(f, [*synthesize_inputs(f)[:1], *([np.array(True)] if is_in_body else [])])
     assert checker.check(engine(0.0), {}).is_right
     assert not checker.check(engine(0.1), {}).is_right
     assert not checker.check(engine(1e-3), {}).is_right

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,8 +22,8 @@ from xrt_core.kernels.namespace import narrow
 from xrt_core.kernels.normalization import moved_by_mean
 from xrt_core.kernels.resize import interpolated_elsewhere
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.runtime.control_flow import control_step
-from xrt_core.runtime.plan import Plan
+from xrt_core.runtime.control_flow import MakePart, control_step
+from xrt_core.runtime.plan import HOST, Call, Lowered, Plan, make_plan
 
 Values = Mapping[Value, np.ndarray]
 
@@ -153,16 +153,10 @@ def run_rounded(
     for i, node in enumerate(body.nodes):
         results: Sequence[Any] = ()
         if node in exact:
-            results = _values_of(node, plain)
+            results = _step(node)(_operands(node, plain))
             plain.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
         if node not in staying:
-            results = _values_of(node, values)
-            if not is_exact(node):
-                results = _interpolated_elsewhere(node, values, results, rng, steps)
-                results = _moved_by_mean(node, values, results, rng, steps)
-                count = max(1.0, _terms(node, values, results) * _OF_A_TERM)
-                sizes = _sizes_of_sums(node, values)
-                results = [_off(r, rng, steps * count, sizes) for r in results]
+            results = _rounded_step(node, rng, steps)(_operands(node, values))
         values.update((v, r) for v, r in zip(node.outputs, results, strict=False) if v is not None)
         for v in last.get(i, ()):
             plain.pop(v, None)
@@ -170,19 +164,68 @@ def run_rounded(
     return [v.data if v.data is not None else values[v] for v in body.outputs]
 
 
-def _values_of(node: Node, values: Mapping[Value, Any]) -> Sequence[Any]:
+def _operands(node: Node, values: Mapping[Value, Any]) -> list[Any]:
+    read = (*node.inputs, *node.captures) if node.attributes and node.subgraphs else node.inputs
+    return [None if v is None else v.data if v.data is not None else values[v] for v in read]
+
+
+def _step(node: Node, make_part: MakePart = ON_CPU.body) -> Call:
+    """What computes a node from its inputs and captures."""
     if node.attributes and node.subgraphs:
-        return _run_control(node, lambda v: v.data if v.data is not None else values[v])
-    given = [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
-    return [np.asarray(r) for r in run_node(node, given)]
+        return control_step(node, make_part)
+    return lambda arrays: [np.asarray(r) for r in run_node(node, arrays)]
+
+
+def _rounded_step(node: Node, rng: np.random.Generator, steps: float) -> Call:
+    """What computes a node and rounds otherwise, in bodies of control flow too."""
+    if node.attributes and node.subgraphs:
+        return control_step(node, _rounded_part(node, rng, steps))
+    step = _step(node)
+
+    def rounded(arrays: Sequence[Any]) -> Sequence[Any]:
+        results = step(arrays)
+        if is_exact(node):
+            return results
+        results = _interpolated_elsewhere(node, arrays, results, rng, steps)
+        results = _moved_by_mean(node, arrays, results, rng, steps)
+        count = max(1.0, _terms(node, arrays, results) * _OF_A_TERM)
+        sizes = _sizes_of_sums(node, arrays)
+        return [_off(r, rng, steps * count, sizes) for r in results]
+
+    return rounded
+
+
+def _rounded_part(node: Node, rng: np.random.Generator, steps: float) -> MakePart:
+    """Plans of bodies that round otherwise; of bodies that jump on floats, or draw, plans that compute as ever."""
+    if any(_jumps(body) for body in node.subgraphs):
+        return ON_CPU.body
+
+    def part(body: Graph, changing: Collection[int]) -> Plan:
+        made: Plan = make_plan(body, lambda n: Lowered(_rounded_step(n, rng, steps), HOST, n.operator), owned=False)
+        return made
+
+    return part
+
+
+def _jumps(body: Graph) -> bool:
+    return any(
+        draws_random(n)
+        or (is_discontinuous(n) and any(v is not None and v.dtype is not None and _floats(v.dtype) for v in n.inputs))
+        or any(_jumps(g) for g in n.subgraphs)
+        for n in body.nodes
+    )
+
+
+def _floats(dtype: np.dtype) -> bool:
+    return float_like(dtype) or dtype.kind == "c"
 
 
 def _interpolated_elsewhere(
-    node: Node, values: Mapping[Value, Any], results: Sequence[Any], rng: np.random.Generator, steps: float
+    node: Node, given: Sequence[Any], results: Sequence[Any], rng: np.random.Generator, steps: float
 ) -> Sequence[Any]:
     if node.op_type not in ("Resize", "Upsample") or node.domain:
         return results
-    x, *rest = (None if v is None else v.data if v.data is not None else values[v] for v in node.inputs)
+    x, *rest = given
     assert x is not None
     step = steps * float(np.finfo(np.float32).eps)
     moved = interpolated_elsewhere(node, x, rest, lambda: step * float(rng.choice((-1.0, 1.0))))
@@ -190,11 +233,10 @@ def _interpolated_elsewhere(
 
 
 def _moved_by_mean(
-    node: Node, values: Mapping[Value, Any], results: Sequence[Any], rng: np.random.Generator, steps: float
+    node: Node, given: Sequence[Any], results: Sequence[Any], rng: np.random.Generator, steps: float
 ) -> Sequence[Any]:
     if node.domain or not node.op_type.endswith("Normalization"):
         return results
-    given = [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
     x, scale = given[0], given[1] if len(given) > 1 else None
     if x is None or not float_like(x.dtype) or not x.size:
         return results
@@ -211,22 +253,17 @@ def _moved_by_mean(
         return [(results[0] + moved).astype(results[0].dtype), *results[1:]]
 
 
-def _terms(node: Node, values: Mapping[Value, Any], results: Sequence[Any]) -> int:
+def _terms(node: Node, given: Sequence[Any], results: Sequence[Any]) -> int:
     """Of how many terms each element of a sum's result is made; 0 of other operators."""
     if not traits_of(node).sums:
         return 0
-    summed = node.inputs[1 if node.op_type.endswith("Loss") else 0]
-    assert summed is not None
-    x = summed.data if summed.data is not None else values[summed]
+    x = given[1 if node.op_type.endswith("Loss") else 0]
     return int(x.size) // max(1, min(int(r.size) for r in results))
 
 
-def _sizes_of_sums(node: Node, values: Mapping[Value, Any]) -> np.ndarray | None:
+def _sizes_of_sums(node: Node, given: Sequence[Any]) -> np.ndarray | None:
     """For each element of a sum of products, what their absolute values add up to; None for other operators."""
-    if node.domain or node.op_type not in PRODUCTS:
-        return None
-    given = [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
-    if not all(x is None or float_like(x.dtype) for x in given):
+    if node.domain or node.op_type not in PRODUCTS or not all(x is None or float_like(x.dtype) for x in given):
         return None
     factors = {k: abs(a) if isinstance(a, float) else a for k, a in node.attributes.items()}
     with np.errstate(all="ignore"):
