@@ -136,6 +136,19 @@ def installed(session: nox.Session) -> None:
         session.run(every, program, "xla", "onnxruntime", "openvino", "toy", "ort", *session.posargs, external=True)
 
 
+@nox.session(python=PYTHONS[0], default=False)
+def oldest(session: nox.Session) -> None:
+    """As `installed`, for the engines of a CPU beside the oldest releases of other packages that ours allow."""
+    files = ["pyproject.toml", *(f"plugins/xrt-{name}/pyproject.toml" for name in ("xla", "onnxruntime", "openvino"))]
+    needed = [d for f in files for d in nox.project.load_toml(f)["project"]["dependencies"] if "xrt-" not in d]
+    pins = [d.replace(">=", "==").split(",")[0] for d in needed]
+    packages = ("xrt-core", "xrt-xla", "xrt-onnxruntime", "xrt-openvino", "xrt-ort", "xrt-contrib")
+    python = fresh(session, "oldest", *packages, *pins)
+    program = str(pathlib.Path("scripts", "try_installed.py").absolute())
+    with session.chdir(session.create_tmp()):
+        session.run(python, program, "xla", "onnxruntime", "openvino", "ort", external=True)
+
+
 @nox.session(default=False)
 def sbom(session: nox.Session) -> None:
     """Write dist/xrt-core-all.cdx.json: what `pip install 'xrt-core[all]'` brings, with licences (CycloneDX)."""

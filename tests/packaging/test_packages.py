@@ -108,7 +108,15 @@ def test_the_release_publishes_without_a_secret() -> None:
     assert "secrets." not in text
     sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE))
     ran = {s.partition("-")[0] for line in re.findall(r"run: nox -s ([\w -]+)", text) for s in line.split()}
-    assert ran == {"build", "sbom", "installed"} <= sessions
+    assert ran == {"build", "sbom", "installed", "oldest"} <= sessions
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "xla"])
+def test_the_cure_for_an_old_library_is_what_the_package_requires(name: str) -> None:
+    """An engine that says what to install says the release that its package asks for."""
+    source = (ROOT / "plugins" / f"xrt-{name}" / "src" / f"xrt_{name}" / "__init__.py").read_text("utf-8")
+    needed = [d for d in PROJECTS[ROOT / "plugins" / f"xrt-{name}"]["project"]["dependencies"] if "xrt-" not in d]
+    assert re.findall(r"pip install -U '([^']+)'", source) == needed
 
 
 def wheel(path: pathlib.Path, drop: str = "", **more: str) -> pathlib.Path:

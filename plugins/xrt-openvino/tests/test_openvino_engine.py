@@ -65,6 +65,18 @@ def test_a_missing_library_is_said_with_the_cure() -> None:
     assert said.startswith("False OpenVINO is not installed | pip install")
 
 
+def test_a_library_whose_loops_are_wrong_is_not_used() -> None:
+    """A Loop of no turns gives zeros before 2026.4, where it should give what it begins with."""
+    said = _run("""
+        import openvino
+        openvino.__version__ = "2026.3.1-21000-abc-releases/2026/3"
+        from xrt_openvino import OpenVinoEngine
+        status = OpenVinoEngine().probe()
+        print(status.available, status.version, status.reason, "|", status.remedy)
+    """)
+    assert said.startswith("False 2026.3.1 OpenVINO 2026.3.1 is too old: 2026.4 is the first whose loops are right | ")
+
+
 def test_inference_only(engine: OpenVinoEngine) -> None:
     """The training phase is refused, and ranks last."""
     verdict = engine.supports(_node("Relu", TensorType(F32, (2,)), version=14), "cpu", "train")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OnnxRuntimeEngine", "register_custom_ops"]
 __version__ = "0.1.0"
-_INSTALL: Final = "pip install -U 'onnxruntime>=1.23'"
+_INSTALL: Final = "pip install -U 'onnxruntime>=1.24.1'"
 NATIVE: Final = tuple(
     f"com.microsoft.{op}"
     for op in (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenVinoEngine"]
 __version__ = "0.1.0"
-_INSTALL: Final = "pip install -U 'openvino>=2025.3'"
+_INSTALL: Final = "pip install -U 'openvino>=2026.4'"
 _HINTS: Final = MappingProxyType({"bfloat16": "bf16", "float16": "f16"})
 """How the library calls what it computes float32 in, where its own default or an option says so."""
 

@@ -28,6 +28,7 @@ from openvino.utils.data_helpers.wrappers import (  # type: ignore[import-untype
 )
 
 _DEVICE: Final = "CPU"
+_OLDEST: Final = (2026, 4)  # a Loop of no turns gives zeros before, and 2026.1 dies of an If in a Scan in a Loop
 _LOCATION: Final = "*/_ORT_MEM_ADDR_/*"  # where OpenVINO's ONNX reader takes an external tensor's offset as an address
 _PLACE: Final = re.compile(r"^(?:Exception from|Check '.*' failed at) \S+:\d+:?\s*")
 _ALIAS_BYTES: Final = 16384  # a read-only input from this size on is worth the 2 us that reading it in place takes
@@ -58,6 +59,8 @@ let_forks_end(lambda: [core()] if core.cache_info().currsize else [])
 @functools.cache
 def why_unusable() -> str:
     """What this installation of OpenVINO lacks, or ""."""
+    if tuple(map(int, re.findall(r"\d+", version())[:2])) < _OLDEST:
+        return f"OpenVINO {version()} is too old: {_OLDEST[0]}.{_OLDEST[1]} is the first whose loops are right"
     try:
         devices = core().available_devices
     except Exception as e:
