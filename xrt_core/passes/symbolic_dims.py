@@ -152,6 +152,8 @@ def _sliced(s: KnownElements, d: Expr | None, start: Expr | None, end: Expr | No
         start = d + first
     if step < 0:
         return _sliced_backwards(s, d, start, end, step)
+    if first is not None and last is not None and 0 <= last <= first:  # nothing, wherever the range ends
+        return Expr.of(0)
     if last is not None and last >= _END:
         end = d
     elif last is not None and last < 0:
@@ -388,6 +390,34 @@ def _stft_dims(s: KnownElements, node: Node) -> Dims | None:
     return [signal[0], (signal[1] - size) // step[0] + 1, bins, Expr.of(2)]
 
 
+def _col2im_dims(s: KnownElements, node: Node) -> Dims | None:
+    x, image, block = dims_of(node.inputs[0]), s.elements(node.inputs[1]), constants(s, node, 2)
+    if x is None or image is None or not block:
+        return None
+    return [x[0], _exactly(x[1], math.prod(block)), *image.ravel()]
+
+
+def _dft_dims(s: KnownElements, node: Node) -> Dims | None:
+    """The length is the signal's, or what it is cut or padded to; half of it, and one, of a real signal, and the other
+    way round."""
+    x = dims_of(node.inputs[0])
+    axis: Any = node.attributes.get("axis", 1)
+    if node.version >= 20:
+        given = constants(s, node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else (-2,)
+        axis = given[0] if given else None
+    if x is None or axis is None:
+        return None
+    at = axis % len(x)
+    is_half, is_inverse = (bool(node.attributes.get(name, 0)) for name in ("onesided", "inverse"))
+    length = (x[at] - 1) * 2 if is_half and is_inverse and x[at] is not None else x[at]
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        asked = s.elements(node.inputs[1])
+        length = None if asked is None else asked.item()
+    if is_half and not is_inverse and length is not None:
+        length = length // 2 + 1
+    return [*x[:at], length, *x[at + 1 : -1], Expr.of(1 if is_half and is_inverse else 2)]
+
+
 _BROADCASTING: Final = (
     "Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And",
     "Or", "Xor", "Max", "Min", "Mod", "PRelu", "Sum", "Mean",
@@ -396,6 +426,7 @@ _BROADCASTING: Final = (
 SHAPE_RULES: Final[Mapping[str, Callable[[KnownElements, Node], Dims | None]]] = MappingProxyType(
     {
         "AveragePool": _window_dims,
+        "Col2Im": _col2im_dims,
         "Concat": _concat_dims,
         "ConstantOfShape": _filled_dims,
         "Conv": _window_dims,
@@ -405,6 +436,7 @@ SHAPE_RULES: Final[Mapping[str, Callable[[KnownElements, Node], Dims | None]]] =
         "DepthToSpace": _blocks_dims,
         "Einsum": _einsum_dims,
         "Expand": _expand_dims,
+        "DFT": _dft_dims,
         "Flatten": _flatten_dims,
         "GatherND": _gather_nd_dims,
         "GlobalAveragePool": _global_pool_dims,
@@ -488,6 +520,26 @@ def _attention(s: KnownElements, node: Node) -> list[Dims | None]:
     return [out, [k[0], k[1], total, k[3]], [v[0], v[1], total, v[3]], [q[0], q[1], q[2], total]]
 
 
+def _linear_attention(s: KnownElements, node: Node) -> list[Dims | None]:
+    """LinearAttention, by https://onnx.ai/onnx/operators/onnx__LinearAttention.html: the heads are within the last
+    dimension of the three inputs, the state has those of keys and values."""
+    q, k, v = (dims_of(x) for x in node.inputs[:3])
+    heads, q_heads = node.attributes["kv_num_heads"], node.attributes["q_num_heads"]
+    if q is None or k is None or v is None or not isinstance(heads, int) or not isinstance(q_heads, int):
+        return []
+    size = _exactly(v[2], heads)
+    out = None if size is None else size * q_heads
+    return [[q[0], q[1], out], [q[0], Expr.of(heads), _exactly(k[2], heads), size]]
+
+
+def _causal_conv(s: KnownElements, node: Node) -> list[Dims | None]:
+    """CausalConvWithState: the state is what the window of the next element covers of the input."""
+    x, weight = dims_of(node.inputs[0]), dims_of(node.inputs[1])
+    if x is None or weight is None:
+        return []
+    return [x, [x[0], x[1], None if weight[2] is None else weight[2] - 1]]
+
+
 def _exactly(d: Expr | None, n: int) -> Expr | None:
     """A dimension that is a multiple of `n`, by `n`."""
     whole = None if d is None else d.divided(Expr.of(n))
@@ -495,5 +547,12 @@ def _exactly(d: Expr | None, n: int) -> Expr | None:
 
 
 RULES_OF_ALL_OUTPUTS: Final[Mapping[str, Callable[[KnownElements, Node], list[Dims | None]]]] = MappingProxyType(
-    {"Attention": _attention, "MaxPool": _pooled, "Split": _split, "TopK": _top_k}
+    {
+        "Attention": _attention,
+        "CausalConvWithState": _causal_conv,
+        "LinearAttention": _linear_attention,
+        "MaxPool": _pooled,
+        "Split": _split,
+        "TopK": _top_k,
+    }
 )
