@@ -45,7 +45,7 @@ from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
 from xrt_core.passes.shape_specialization import specialise
 from xrt_core.passes.sharding import ShardingReport, automatic, by_batch, shard_graph, without_boxing
-from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
+from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes, ImplicitBroadcasts
 from xrt_core.passes.sized_graphs import graph_at
 from xrt_core.passes.symbolic_shapes import SymbolicShapes
 
@@ -131,7 +131,7 @@ def lowering(options: Options, *, training: bool = False) -> LowerPrecision | No
 
 # --- the passes ---
 
-_SIMPLIFY: Final[tuple[Pass, ...]] = (IdentityNodes(), CommonSubexpressions(), DeadNodes())
+_SIMPLIFY: Final[tuple[Pass, ...]] = (IdentityNodes(), ImplicitBroadcasts(), CommonSubexpressions(), DeadNodes())
 
 
 def _apply_marks(graph: Graph, context: PassContext) -> Graph:
@@ -273,11 +273,15 @@ DEFAULT_PASSES: Final = (
         "after type inference: most identities (Cast, Reshape) are recognised by their types",
     ),
     RegisteredPass(
-        "common_subexpressions", _of(_SIMPLIFY[1]), ("signature",),
+        "implicit_broadcasts", _of(_SIMPLIFY[1]), ("signature",),
+        "after identity elimination: an Expand that changes nothing is none; before the shapes that it reads are dead",
+    ),
+    RegisteredPass(
+        "common_subexpressions", _of(_SIMPLIFY[2]), ("signature",),
         "after identity elimination: identities would give equal nodes different inputs",
     ),
     RegisteredPass(
-        "clean_unused", _of(_SIMPLIFY[2]), ("model", "signature"),
+        "clean_unused", _of(_SIMPLIFY[3]), ("model", "signature"),
         "after the passes that leave nodes without readers; also once after constant folding",
     ),
     RegisteredPass(

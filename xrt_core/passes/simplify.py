@@ -1,4 +1,4 @@
-"""Engine-independent graph simplification: constant folding, identities, common subexpressions, dead nodes."""
+"""Engine-independent simplification: constant folding, identities, broadcasts, common subexpressions, dead nodes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from xrt_core.ir.op_traits import draws_random, is_deterministic, traits_of
 from xrt_core.ir.schema import DIALECT
 from xrt_core.ir.types import STRING, TensorType, ValueType
 from xrt_core.passes.pass_base import Pass, rebuild
+from xrt_core.passes.symbolic_dims import BROADCASTING
 
 HostRun = Callable[[Node, Sequence[Any]], tuple[Any, ...]]
 """Runs one node on arrays: `host.executor.run_node`."""
@@ -276,6 +277,58 @@ _CASES: Mapping[str, _Test] = MappingProxyType(
         "Dropout": _identity_dropout,
     }
 )
+
+
+# --- broadcasts -------------------------------------------------------------------------------------------------------
+
+
+class ImplicitBroadcasts(Pass):
+    """Lets elementwise operators read what an Expand reads, where their other operands have the shape of the result.
+
+    As of `x / norm.expand_as(x)`, which exporters write as an Expand in front of a Div: of a size that varies it takes
+    the arithmetic of a shape besides, and some engines take no integers of 64 bits.
+
+    1. An operand that an Expand made is replaced by what was expanded, if in each dimension in which the two differ
+       another operand has the size of the result. Shapes must be known, as numbers or expressions.
+    2. The Expand goes, with what computes its shape, when nothing else reads it (`DeadNodes`).
+    3. Unchanged: operators before opset 7, which broadcast by an attribute; the first operand of PRelu, whose shape is
+       that of the result; updates of variables.
+    """
+
+    name = "implicit_broadcasts"
+
+    def rewrite(self, graph: Graph) -> Graph:
+        expanded = {
+            y: x for n in graph.nodes if n.op_type == "Expand" and not n.domain
+            for x, y in zip(n.inputs[:1], n.outputs, strict=True) if x is not None and y is not None
+        }  # fmt: skip
+        nodes = [_reading_less(n, expanded) for n in graph.nodes] if expanded else graph.nodes
+        if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
+            return graph
+        return graph.replace(nodes=nodes)
+
+
+def _reading_less(node: Node, expanded: Mapping[Value, Value]) -> Node:
+    if node.domain or node.op_type not in BROADCASTING or node.version < 7 or node.annotations.model_update:
+        return node
+    first = 1 if node.op_type == "PRelu" else 0
+    inputs = list(node.inputs)
+    for i, v in enumerate(node.inputs):
+        x = expanded.get(v) if v is not None and i >= first else None
+        if x is not None and _is_broadcast(node, inputs, i, x):
+            inputs[i] = x
+    return node if inputs == list(node.inputs) else node.replace(inputs=inputs)
+
+
+def _is_broadcast(node: Node, inputs: list[Value | None], i: int, x: Value) -> bool:
+    """Whether the result keeps its shape if input `i` is `x`."""
+    result = node.outputs[0]
+    shapes = [x.shape, *(v.shape if v is not None else None for k, v in enumerate(inputs) if k != i)]
+    if result is None or result.shape is None or any(s is None or None in s for s in shapes):
+        return False
+    rank = len(result.shape)
+    aligned = [(1,) * (rank - len(s)) + tuple(s) for s in shapes if s is not None and len(s) <= rank]
+    return len(aligned) == len(shapes) and all(d in sizes for d, *sizes in zip(result.shape, *aligned, strict=True))
 
 
 # --- common subexpressions --------------------------------------------------------------------------------------------

@@ -418,10 +418,11 @@ def _dft_dims(s: KnownElements, node: Node) -> Dims | None:
     return [*x[:at], length, *x[at + 1 : -1], Expr.of(1 if is_half and is_inverse else 2)]
 
 
-_BROADCASTING: Final = (
+BROADCASTING: Final = (
     "Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And",
     "Or", "Xor", "Max", "Min", "Mod", "PRelu", "Sum", "Mean",
 )  # fmt: skip
+"""Elementwise operators whose result has the shape that those of all inputs broadcast to."""
 
 SHAPE_RULES: Final[Mapping[str, Callable[[KnownElements, Node], Dims | None]]] = MappingProxyType(
     {
@@ -455,7 +456,7 @@ SHAPE_RULES: Final[Mapping[str, Callable[[KnownElements, Node], Dims | None]]] =
         "SpaceToDepth": _blocks_dims,
         "Tile": _tile_dims,
         "Upsample": _resize_dims,
-        **dict.fromkeys(_BROADCASTING, _elementwise_dims),
+        **dict.fromkeys(BROADCASTING, _elementwise_dims),
     }
 )
 
