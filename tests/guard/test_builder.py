@@ -13,7 +13,7 @@ import pytest
 from tests.guard import engines as tested
 from tests.guard.guarded import captured_events, fallbacks, fresh, gone, leftovers, module, registered
 from xrt_core.events import FallbackEvent
-from xrt_core.guard.builder import kind_of
+from xrt_core.guard.builder import _Examination, kind_of
 from xrt_core.guard.worker_pool import WorkerFailure, process_pool
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
@@ -126,7 +126,7 @@ def test_one_deadline_for_all_attempts() -> None:
         launch = guard.launch(function, "crashes_on_sinh", lambda: lambda arrays: arrays)
         names, until = ("crashes_on_sinh", "plain"), time.monotonic() + 10
         with pytest.raises(WorkerFailure):
-            guard._builder._in_worker(launch, names, None, Slot(), until)  # type: ignore[arg-type]
+            guard._builder._in_worker(_Examination(launch, names, None, Slot(), until))  # type: ignore[arg-type]
     assert len(given) == 2
     assert 5 < given[0] < 7
     assert given[1] < 10 - 0.1

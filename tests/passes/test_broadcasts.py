@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import xrt_core as xrt
 from tests.random_graphs import F32, graph_of, node
@@ -50,8 +52,11 @@ def test_the_other_operand_has_what_is_expanded(op: str, x: Any, other: Any, is_
 
 @pytest.mark.parametrize("other", [("b", 4, 1), (4, 1), ("n", 4, 1), ()])
 def test_an_expand_that_makes_the_shape_stays(other: Any) -> None:
-    """Nothing else has the size of the result; a shape that is not known may be any."""
+    """Nothing else has the size of the result, or its rank."""
     assert not reads_less(expanded("Mul", ("b", 1, 1), ("b", 4, 6), other))
+    assert not reads_less(expanded("Mul", (), (1, 1), other[:0]))
+    assert not reads_less(expanded("Mul", (1,), (1, 1, 1), (1, 1)))
+    assert reads_less(expanded("Mul", (1,), (1, 1, 1), (1, 1, 1)))
 
 
 def test_what_is_not_elementwise_stays() -> None:
@@ -65,6 +70,23 @@ def test_what_is_not_elementwise_stays() -> None:
     assert not reads_less(g.replace(nodes=[g.nodes[0], Node("Add", g.nodes[1].inputs, g.nodes[1].outputs, version=6)]))
     square = ImplicitBroadcasts()(expanded("Mul", (3, 1), full, None))  # one of the two operands has to be large
     assert [v.name for v in square.nodes[1].inputs] == ["x", "large"]
+
+
+@given(st.lists(st.integers(1, 3), max_size=4), st.data())
+def test_no_result_changes_its_shape(to: list[int], data: st.DataObject) -> None:
+    """Whatever is expanded to whatever, and whatever the other operand has."""
+
+    def part(shape: list[int]) -> tuple[int, ...]:
+        kept = shape[data.draw(st.integers(0, len(shape))) :]
+        return tuple(1 if data.draw(st.booleans()) else d for d in kept)
+
+    x, other = part(to), part([*data.draw(st.lists(st.integers(1, 3), max_size=1)), *to])
+    result = np.broadcast_shapes(tuple(to), other)
+    g = expanded("Add", x, tuple(to), other)
+    y = Value("y", TensorType(F32, result))
+    g = graph_of(g.inputs, [y], [g.nodes[0], g.nodes[1].replace(outputs=[y])])
+    read = [v.shape for v in ImplicitBroadcasts()(g).nodes[1].inputs if v is not None]
+    assert np.broadcast_shapes(*read) == result  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", ["host", "openvino"])

@@ -392,8 +392,8 @@ def test_auto_keeps_arrays_on_the_device(
 ) -> None:
     """The engine that was chosen gets what it takes as it is; nothing comes down for one that takes CuPy's arrays."""
 
-    def ready(self: Any, launch: Any, names: Any, *rest: Any) -> Outcome:
-        return Outcome("ready", (Piece("gpu", tuple(range(len(launch.function.body.nodes)))),), "chosen")
+    def ready(self: Any, work: Any) -> Outcome:
+        return Outcome("ready", (Piece("gpu", tuple(range(len(work.launch.function.body.nodes)))),), "chosen")
 
     monkeypatch.setattr(ClusterBuilder, "_in_process", ready)
     others = ",".join(n for n in engines.names() if n != "gpu")

@@ -257,11 +257,11 @@ def test_inputs_that_the_host_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where made-up inputs do not fit together a cluster is examined on those of the call that the host answered."""
     examine = ClusterBuilder._in_process
 
-    def refuses(self: ClusterBuilder, launch: Any, names: Any, inputs: Any, *more: Any) -> Any:
-        assert eventually(lambda: launch.answered is not None)
-        if inputs is None:
+    def refuses(self: ClusterBuilder, work: Any) -> Any:
+        assert eventually(lambda: work.launch.answered is not None)
+        if work.inputs is None:
             raise InputError("the numbers must be the sizes of others")
-        return examine(self, launch, names, inputs, *more)
+        return examine(self, work)
 
     monkeypatch.setattr(ClusterBuilder, "_in_process", refuses)
     with registered(RightForAnySize):

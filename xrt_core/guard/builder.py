@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,19 @@ _SHORTEST: Final = 0.5  # seconds that an attempt, or the loading of an executab
 _WORTH_A_CHANGE: Final = 1.05  # times as fast as what runs now
 _CLEAR_LEAD: Final = 2.0  # times as fast as the host while it was checked: it needs no race
 _DEADLINE: Final = 0.8  # part of the time limit after which a verification concludes with what it has found
+
+
+class _Examination(NamedTuple):
+    """Candidates for a cluster, to be examined.
+
+    inputs: of a call, first; None: made-up ones alone. slot: of the worker pool. until: `time.monotonic` seconds.
+    """
+
+    launch: GuardedLaunch
+    names: tuple[str, ...]
+    inputs: list[np.ndarray] | None
+    slot: WorkerSlot
+    until: float
 
 
 class ClusterBuilder:
@@ -142,58 +155,45 @@ class ClusterBuilder:
         self._events.emit("guard.begin", cluster=function.name, engine=launch.engine, candidates=", ".join(names))
         if self._settings.sandbox:
             self._events.progress("wait", cluster=function.name, reason="a worker process takes it")
-        first = self._first_alone(launch, names, inputs, slot, until)
-        outcome = self._examined(launch, names, inputs, slot, until) if first is None else first
+        work = _Examination(launch, names, inputs, slot, until)
+        first = self._first_alone(work)
+        outcome = self._examined(work) if first is None else first
         if outcome.verdict == "wrong" and kind_of(outcome) in ("raised", "memory"):
             outcome = dataclasses.replace(outcome, verdict="failed")  # a retry may succeed
         keep_verdict(key, function, disk, outcome)
         return outcome, False
 
-    def _examined(
-        self,
-        launch: GuardedLaunch,
-        names: Sequence[str],
-        inputs: list[np.ndarray] | None,
-        slot: WorkerSlot,
-        until: float,
-    ) -> Outcome:
-        """The outcome for these candidates. Where the host refuses inputs that are made up, as numbers among them must
+    def _examined(self, work: _Examination) -> Outcome:
+        """The outcome for the candidates. Where the host refuses inputs that are made up, as numbers among them must
         be sizes of others, they are examined on those of a call that it has answered."""
-        build = self._in_worker if self._settings.sandbox else self._in_process
+        launch = work.launch
         try:
-            return build(launch, names, inputs, slot, until)
+            return self._evaluated(work)
         except (WorkerFailure, ExecutionError, InputError) as e:
-            answered = launch.answered
+            answered = launch.answered  # perhaps only now
             refused = not isinstance(e, WorkerFailure) or e.kind == "unusable"
-            if inputs is not None or answered is None or not refused:
+            if work.inputs is not None or answered is None or not refused:
                 raise
             name = launch.function.name
             self._events.emit("guard.real_inputs", cluster=name, engine=launch.engine, reason=str(e))
-            return build(launch, names, answered.inputs, slot, until)
+            return self._evaluated(work._replace(inputs=answered.inputs))
 
-    def _first_alone(
-        self,
-        launch: GuardedLaunch,
-        names: Sequence[str],
-        inputs: list[np.ndarray] | None,
-        slot: WorkerSlot,
-        until: float,
-    ) -> Outcome | None:
+    def _first_alone(self, work: _Examination) -> Outcome | None:
         """The outcome for the first candidate of a symbolic function, which answers before the others are compiled and
         timed: calls whose sizes vary come one after another, and would wait on the host for the whole race. None where
         that is no such function, or where this candidate does not do."""
-        if not (launch.function.is_symbolic and self._settings.asynchronous and self._settings.tune and len(names) > 1):
+        first, others = work.names[:1], work.names[1:]
+        if not (work.launch.function.is_symbolic and self._settings.asynchronous and self._settings.tune and others):
             return None
         now = time.monotonic()
         try:
-            found = self._examined(launch, names[:1], inputs, slot, now + _OF_AN_ATTEMPT * (until - now))
+            found = self._examined(work._replace(names=first, until=now + _OF_AN_ATTEMPT * (work.until - now)))
         except WorkerFailure:
             if is_shutting_down():
                 raise
             return None  # the others are tried beside it, and what failed is recorded
         if found.verdict != "ready":
             return None
-        others = tuple(names[1:])
         reason = f"{found.reason}; {', '.join(others)} will be compared later"
         return dataclasses.replace(found, untried=others, reason=reason)
 
@@ -215,12 +215,10 @@ class ClusterBuilder:
 
         Raises as `outcome`.
         """
-        names = self._candidates(launch)
-        build = self._in_worker if self._settings.sandbox else self._in_process
-        before = launch.record.outcome
+        names, before = self._candidates(launch), launch.record.outcome
         if launch.function.is_symbolic:
             launch.record.sizes = launch.sizes_of([x.shape for x in inputs])
-        outcome = build(launch, names, inputs, slot, until)
+        outcome = self._evaluated(_Examination(launch, names, inputs, slot, until))
         if outcome.verdict != "ready" or (before is not None and runs_alike(outcome, before)):
             return None
         keep_verdict(self._verdict_key(launch, names), launch.function, self._exchange.disk_cache(), outcome)
@@ -233,10 +231,9 @@ class ClusterBuilder:
         Raises as `outcome`.
         """
         names, before = self._candidates(launch), launch.record.outcome
-        build = self._in_worker if self._settings.sandbox else self._in_process
         if launch.function.is_symbolic:
             launch.record.raced = launch.sizes_seen()
-        outcome = build(launch, names, None, slot, until)
+        outcome = self._evaluated(_Examination(launch, names, None, slot, until))
         now, then = outcome.timings.get(outcome.timed), outcome.timings.get(before.timed) if before else None
         if before is not None and now and then and outcome.timed != before.timed and then < _WORTH_A_CHANGE * now:
             reason = f"{before.timed} stays, as {outcome.timed} is not {_WORTH_A_CHANGE:g}x as fast"
@@ -362,23 +359,20 @@ class ClusterBuilder:
 
     # --- compilation and verification ------------------------------------------------------------------------------
 
-    def _in_process(
-        self,
-        launch: GuardedLaunch,
-        names: Sequence[str],
-        inputs: list[np.ndarray] | None,
-        slot: WorkerSlot,
-        until: float,
-    ) -> Outcome:
+    def _evaluated(self, work: _Examination) -> Outcome:
+        return self._in_worker(work) if self._settings.sandbox else self._in_process(work)
+
+    def _in_process(self, work: _Examination) -> Outcome:
+        launch = work.launch
         return call_with_timeout(
-            _left(until),
+            _left(work.until),
             _within_native_call,
             evaluate_candidates,
             launch.function,
             self._compilation(launch).through(self._exchange.store()),
-            names,
+            work.names,
             self._examination(launch),
-            inputs,
+            work.inputs,
             lambda engine: self._begins_to_compile(launch, engine),
             lambda: self._verifying(launch.record, launch.engine),
             False,
@@ -388,25 +382,20 @@ class ClusterBuilder:
             launch.record.raced,
         )
 
-    def _in_worker(
-        self,
-        launch: GuardedLaunch,
-        names: Sequence[str],
-        inputs: list[np.ndarray] | None,
-        slot: WorkerSlot,
-        until: float,
-    ) -> Outcome:
+    def _in_worker(self, work: _Examination) -> Outcome:
         """An engine that fails the worker is excluded, and the remaining candidates are tried again."""
-        record, lost = launch.record, dict[str, tuple[str, WorkerFailure]]()
+        launch, names, record = work.launch, work.names, work.launch.record
+        lost: dict[str, tuple[str, WorkerFailure]] = {}
         folder = new_folder("job")
         try:
-            request = self._request(launch, names, inputs, folder)
+            request = self._request(launch, names, work.inputs, folder)
             while True:
                 left = [n for n in names if n not in lost]
                 attempt = _Attempt(record, left, self._verifying, self._events)
                 try:
-                    seconds = _left(until) * (_OF_AN_ATTEMPT if len(left) > 1 else 1.0)
-                    outcome = self._answer(slot, {**request, "candidates": left}, attempt, launch.function, seconds)
+                    seconds = _left(work.until) * (_OF_AN_ATTEMPT if len(left) > 1 else 1.0)
+                    asked = {**request, "candidates": left}
+                    outcome = self._answer(work.slot, asked, attempt, launch.function, seconds)
                     break
                 except WorkerFailure as e:
                     lost[attempt.engine] = attempt.stage, e

@@ -326,9 +326,11 @@ def _is_broadcast(node: Node, inputs: list[Value | None], i: int, x: Value) -> b
     shapes = [x.shape, *(v.shape if v is not None else None for k, v in enumerate(inputs) if k != i)]
     if result is None or result.shape is None or any(s is None or None in s for s in shapes):
         return False
-    rank = len(result.shape)
-    aligned = [(1,) * (rank - len(s)) + tuple(s) for s in shapes if s is not None and len(s) <= rank]
-    return len(aligned) == len(shapes) and all(d in sizes for d, *sizes in zip(result.shape, *aligned, strict=True))
+    ranks = [len(s) for s in shapes if s is not None]
+    if max(ranks) != len(result.shape):
+        return False
+    aligned = [(1,) * (max(ranks) - len(s)) + tuple(s) for s in shapes if s is not None]
+    return all(d in sizes for d, *sizes in zip(result.shape, *aligned, strict=True))
 
 
 # --- common subexpressions --------------------------------------------------------------------------------------------
