@@ -6,8 +6,8 @@ steps: what the function makes of rounding then widens the bounds, so that cance
 is still out of bounds is compared with the host in a wider precision (`reference.run_host`), in the same two steps, for
 the host may be further off than the candidate. Last, the host rounds each operation otherwise
 (`reference.run_rounded`): where inputs are whole numbers or rows are constant, it may be exact by luck in what cancels
-for everybody else, as E[x^2] - E[x]^2 of a constant row, and how far a sound implementation may be from the true value
-is seen only so.
+for everybody else, as E[x^2] - E[x]^2 of a constant row, and products that cancel in front of a steep function may be
+added up in any order; how far a sound implementation may be from the true value is seen only so.
 
 Where the host computes on a device, candidates are given arrays that are there and the host's results come from there;
 NumPy's host judges what is out of bounds of those, in a wider precision or in the function's own where that is the
