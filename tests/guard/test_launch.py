@@ -532,6 +532,31 @@ def test_nobody_waits_for_a_long_judgement(is_right: bool, monkeypatch: pytest.M
     assert executable.runs == 1 + is_right
 
 
+def test_a_comparison_that_ends_late_leaves_the_next_executable_alone() -> None:
+    """What is found about an executable that no longer answers is recorded, and the one that does goes on."""
+    guard, go = Guard(_with(shadow=None, probation=1)), threading.Event()
+    guard.live = Does(lambda i: right(i) if i[0].max() < 100 else [i[0] * 7])
+    launch = launch_of(guard)
+    for _ in range(2):
+        np.testing.assert_array_equal(to_numpy(launch([X, X])[0]), X + X)
+    comparisons().wait()
+    while launch._schedule.due > launch.record.calls:
+        launch([X, X])
+    comparisons().submit(lambda: go.wait(30))
+    try:
+        launch([X + 100, X])  # wrong, and its comparison waits for its turn
+        assert launch.record.move_from(State.LIVE, State.READY, "raced")
+        launch.go_live(Does(right), "raced")
+    finally:
+        go.set()
+    comparisons().wait()
+    assert launch.record.state is State.LIVE
+    assert guard.failures == [("shadow", "wrong numbers")]
+    assert "another executable answers by now" in launch.record.faults[-1].message
+    assert not guard.disproved_by
+    np.testing.assert_array_equal(to_numpy(launch([X + 100, X])[0]), 2 * X + 100)
+
+
 @pytest.mark.parametrize("fault", ["", "wrong", "raises", "writes", "wrong later"])
 def test_a_call_that_the_host_has_answered_is_the_first_comparison(fault: str) -> None:
     """No caller waits for the host a second time, unless the executable does not agree with it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import get_ident
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -78,6 +78,19 @@ _FATAL: Final[Mapping[str, str]] = MappingProxyType(
     {"hung": "it hung", "crashed": "its process ended", "memory": "its process ended", "closed": "its process is gone"}
 )
 """Kinds of failures at run time that end an executable at once."""
+
+
+class _Comparison(NamedTuple):
+    """A call whose results are compared with the host's, with copies of its arrays. seconds: that it took. cost:
+    seconds that the comparison has taken so far. schedule, tolerance: of the executable that computed it."""
+
+    number: int
+    inputs: list[np.ndarray]
+    results: list[np.ndarray]
+    seconds: float
+    cost: float
+    schedule: SamplingSchedule
+    tolerance: Mapping[str, Tolerance]
 
 
 class GuardedLaunch(Launch):
@@ -178,13 +191,14 @@ class GuardedLaunch(Launch):
             return
         self._passed = 0
         self._limit_time(executable, any_thread)
-        self._schedule = SamplingSchedule(self._settings.shadow, self.record.calls)
         self._looks_at = 0
         self.failures = self.record.failures = 0
         self.executable = executable
         if self.record.outcome is not None and self.record.outcome.finite_only and self._settings.finite:
             self.input_checks = input_checks(self.function, finite=True)
-        self.record.move(State.LIVE, reason, settles=False)
+        with self._lock:  # so that what is found about the one before does not retire this one
+            self._schedule = SamplingSchedule(self._settings.shadow, self.record.calls)
+            self.record.move(State.LIVE, reason, settles=False)
         if self._schedule.is_on:
             self._compare_answered(self.record.calls + 1, self._schedule)
         with self._lock:
@@ -239,11 +253,13 @@ class GuardedLaunch(Launch):
         known = [record.outcome.timings.get("host", 0.0)] if record.outcome is not None else []
         return max([*known, *sorted(record.host_seconds)[-1:]], default=0.0)
 
-    def retire(self, state: State, reason: str, is_lost: bool = True) -> bool:
-        """Let the host answer from now on. is_lost: there is no other executable. Returns whether it was live: of
-        several threads only one retires it."""
+    def retire(
+        self, state: State, reason: str, is_lost: bool = True, watched_by: SamplingSchedule | None = None
+    ) -> bool:
+        """Let the host answer from now on. is_lost: there is no other executable. watched_by: whose executable alone is
+        retired; None: whichever answers. Returns whether it was live: of several threads only one retires it."""
         with self._lock:  # not between the steps of `_end_probation`
-            if not self.record.move_from(State.LIVE, state, reason):
+            if watched_by not in (None, self._schedule) or not self.record.move_from(State.LIVE, state, reason):
                 return False
             self._call = self._waiting
             self.executable = self.note = self.answered = None
@@ -382,7 +398,8 @@ class GuardedLaunch(Launch):
         noted = _noted(run_symbolic if self.function.is_symbolic else run, marks, record)
         limited: HostRun = noted if timed is None else partial(timed, noted)
 
-        floats = self._floats() if self._schedule.is_on else ()
+        schedule = self._schedule
+        floats = self._floats() if schedule.is_on else ()
 
         def any_call(arrays: Arrays) -> Arrays:
             record.calls += 1
@@ -401,10 +418,10 @@ class GuardedLaunch(Launch):
             except BaseException as e:
                 failure, kind = _failure_of(e, self.engine)
             else:
-                return results if finite else self._compared_at_once(arrays, results)
+                return results if finite else self._compared_at_once(arrays, results, schedule)
             return self._fall_back(executable, arrays, failure, kind)
 
-        schedule, general = self._schedule, self._shadowed(any_call)
+        general = self._shadowed(any_call)
         if timed is not None or self.function.is_symbolic or schedule.is_periodic:
             return general
         violates = None if checks is None else checks.violates
@@ -429,7 +446,7 @@ class GuardedLaunch(Launch):
                 for k in floats:  # `_end_finite`
                     r = results[k]
                     if type(r) is np.ndarray and r.size and (x := r.item(-1)) - x != 0.0:
-                        return self._compared_at_once(arrays, results)
+                        return self._compared_at_once(arrays, results, schedule)
                 return results
             finally:
                 marks[i] = 0
@@ -442,7 +459,7 @@ class GuardedLaunch(Launch):
         found = [i for i, p in enumerate(self.function.returns) if p.dtype.kind == "f" and 0 not in p.dims]
         return () if self._donated else tuple(found[:_MOST_LOOKED_AT])
 
-    def _compared_at_once(self, arrays: Arrays, results: Arrays) -> Arrays:
+    def _compared_at_once(self, arrays: Arrays, results: Arrays, schedule: SamplingSchedule) -> Arrays:
         """What a call gives whose result is not finite where one was looked at: the host's, if that differs.
 
         Where the host's is not finite either, the next such result is compared after `_RESTS` times as many calls.
@@ -458,7 +475,7 @@ class GuardedLaunch(Launch):
         copies = [np.array(to_numpy(r)) for r in results]
         seconds = min(self.record.engine_seconds, default=0.0)
         with fewer_blas_threads():
-            expected = self._compare(kept, copies, number, seconds, self._schedule, 0.0)
+            expected = self._compare(_Comparison(number, kept, copies, seconds, 0.0, schedule, self.tolerance))
         return results if expected is None else expected
 
     def _note_seconds(self, seconds: float) -> None:
@@ -542,23 +559,23 @@ class GuardedLaunch(Launch):
         seconds = time.perf_counter() - start
         if self.record.state is not State.LIVE or self._schedule is not schedule:
             return self.on_host(kept)  # the executable was retired meanwhile, and these results may still be its own
+        compared = _Comparison(number, kept, [], seconds, copying, schedule, self.tolerance)
         if changed := self._changed(kept, arrays):
             schedule.postpone(number, seconds, seconds)
-            self._disprove(f"it wrote into its input {changed!r}", number, kept, schedule)
+            self._disprove(f"it wrote into its input {changed!r}", compared, number)
             return self.on_host(kept)
         try:
             copied = time.perf_counter()
             copies = [np.array(to_numpy(r)) for r in results]
-            copying += time.perf_counter() - copied
+            compared = compared._replace(results=copies, cost=copying + time.perf_counter() - copied)
         except BaseException as e:  # reading an engine's array may run code of the engine
             failure, kind = _failure_of(e, self.engine)
         else:
             if schedule.is_synchronous:
                 with fewer_blas_threads():  # the engine's threads may still spin
-                    expected = self._compare(kept, copies, number, seconds, schedule, copying, is_waited_for=True)
+                    expected = self._compare(compared, is_waited_for=True)
                 return results if expected is None else expected
-            work = partial(self._compare, kept, copies, number, seconds, schedule, copying)
-            if not comparisons().submit(work):
+            if not comparisons().submit(partial(self._compare, compared)):
                 schedule.postpone(number, 0.0, 0.0)
             schedule.taker = 0
             return results
@@ -599,78 +616,65 @@ class GuardedLaunch(Launch):
         schedule.confirm(number - 1)
         return True
 
-    def _compare(
-        self,
-        inputs: list[np.ndarray],
-        results: list[np.ndarray],
-        number: int,
-        seconds: float,
-        schedule: SamplingSchedule,
-        copying: float,
-        *,
-        is_waited_for: bool = False,
-    ) -> Arrays | None:
-        """Compare results of call `number` with the host's. copying: seconds that the copies took.
+    def _compare(self, call: _Comparison, *, is_waited_for: bool = False) -> Arrays | None:
+        """Compare the results of a call with the host's.
 
         Returns the host's if they differ, which rejects the cluster. Where a caller waits, and what differs is long to
         judge, it gets the host's at once: the background judges, and the host answers until it has.
         """
         self.record.shadow_runs += 1
-        start = time.perf_counter()
+        start, schedule = time.perf_counter(), call.schedule
         try:
-            expected = [to_numpy(r) for r in self.on_host(inputs)]
-            checker = self._checker_for(inputs, expected)
+            expected = [to_numpy(r) for r in self.on_host(call.inputs)]
+            checker = self._checker_for(call.inputs, expected)
             host = time.perf_counter() - start
-            if is_waited_for and self._is_long_to_judge(host, schedule) and not checker.agrees(results, self.tolerance):
-                work = partial(self._judge, checker, inputs, results, number, seconds, schedule, copying + host)
-                if comparisons().submit(work):
-                    schedule.taker = 0
-                    return expected
+            is_long = is_waited_for and self._is_long_to_judge(host, schedule)
+            call = call._replace(cost=call.cost + host)
+            is_left = is_long and not checker.agrees(call.results, call.tolerance)
+            if is_left and comparisons().submit(partial(self._judge, call, checker)):
+                schedule.taker = 0
+                return expected
         except Exception as e:
             if not isinstance(e, XRTError):  # as the host raises for inputs that it rejects
                 log.exception(_INCOMPARABLE, self.function.name)
-            schedule.postpone(number, copying + time.perf_counter() - start, seconds)
+            schedule.postpone(call.number, call.cost + time.perf_counter() - start, call.seconds)
             return None
-        return None if self._judge(checker, inputs, results, number, seconds, schedule, copying + host) else expected
+        return None if self._judge(call, checker) else expected
 
     def _is_long_to_judge(self, seconds: float, schedule: SamplingSchedule) -> bool:
         """seconds: that the host takes for these inputs; to judge what differs takes it some ten times as long."""
         return self._settings.asynchronous and not schedule.is_periodic and seconds > _LONG_TO_WAIT
 
-    def _judge(
-        self,
-        checker: ResultChecker,
-        inputs: list[np.ndarray],
-        results: list[np.ndarray],
-        number: int,
-        seconds: float,
-        schedule: SamplingSchedule,
-        cost: float,
-    ) -> bool:
-        """Whether results of call `number` are right, or cannot be judged; if not, the cluster is rejected. cost:
-        seconds that the comparison has taken so far."""
-        start = time.perf_counter()
+    def _judge(self, call: _Comparison, checker: ResultChecker) -> bool:
+        """Whether the results of a call are right, or cannot be judged; if not, the cluster is rejected."""
+        start, schedule = time.perf_counter(), call.schedule
         try:
-            check = checker.check_results(results, self.tolerance)
+            check = checker.check_results(call.results, call.tolerance)
         except XRTError:
             return True
         except Exception:  # a fault of the comparison must not reach the caller
             log.exception(_INCOMPARABLE, self.function.name)
             return True
         finally:
-            schedule.postpone(number, cost + time.perf_counter() - start, seconds)
+            schedule.postpone(call.number, call.cost + time.perf_counter() - start, call.seconds)
         if check.is_right or check.is_doubtful:
-            schedule.confirm(number)
+            schedule.confirm(call.number)
             return True
-        self._disprove(check.reason, self.record.calls, inputs, schedule)
+        self._disprove(check.reason, call, self.record.calls)
         return False
 
-    def _disprove(self, reason: str, last: int, inputs: list[np.ndarray], schedule: SamplingSchedule) -> None:
-        """Reject the cluster for what a comparison has found, and say which calls are in doubt."""
-        doubt = f"results of its calls {schedule.last_right + 1} to {last} are in doubt"
-        if self.retire(State.REJECTED, f"wrong: a shadow run disagreed: {reason}; {doubt}", is_lost=False):
-            self._failures.disproved(self, reason, inputs)
-            self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
+    def _disprove(self, reason: str, call: _Comparison, last: int) -> None:
+        """Reject the cluster for what a comparison has found, and say which calls are in doubt. If another executable
+        answers by now, it goes on: the failure is recorded."""
+        doubt = f"results of its calls {call.schedule.last_right + 1} to {last} are in doubt"
+        why = f"wrong: a shadow run disagreed: {reason}; {doubt}"
+        if self.retire(State.REJECTED, why, is_lost=False, watched_by=call.schedule):
+            self._failures.disproved(self, reason, call.inputs)
+        elif self._schedule is call.schedule:  # another thread has found it
+            return
+        else:
+            doubt += "; another executable answers by now"
+        self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
 
     def _changed(self, before: list[np.ndarray], arrays: Arrays) -> str:
         """The name of an input on the CPU that is not what it was and was not donated; "" for none. A view that is
