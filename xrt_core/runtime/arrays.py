@@ -18,6 +18,7 @@ import numpy as np
 from xrt_core.engine.converters import HOST, ArrayType, Convert, Converters, converters, library_of
 from xrt_core.engine.cuda import broken_context, cuda_device
 from xrt_core.engine.device_kinds import kinds
+from xrt_core.engine.foreign_memory import array_of_tensor, writable_over
 from xrt_core.errors import BrokenContextError, ConverterError, ExecutionError, InputError
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import TensorType, float_like
@@ -142,24 +143,13 @@ def _read(x: Any) -> np.ndarray | None:
     return np.asarray(x) if hasattr(x, "__array__") and is_array(x) else None
 
 
-class _Memory:
-    """Memory of another library as NumPy reads it: writable, and kept with its owner."""
-
-    __slots__ = ("__array_interface__", "_owner")
-
-    def __init__(self, array: np.ndarray, owner: Any) -> None:
-        claimed = array.__array_interface__
-        self.__array_interface__ = {**claimed, "data": (claimed["data"][0], False)}
-        self._owner = owner
-
-
 def own_numpy(x: Any) -> np.ndarray:
     """The NumPy array of a result of this call, writable: JAX's memory as it is, where a copy takes longer than a view,
     because a program's results share theirs with nothing; else a copy. Raises what reading it does."""
     read = np.asarray(x)
     if read.nbytes < _VIEWED or read.dtype.isbuiltin != 1 or family_of(type(x)) != "jax":
         return np.array(read)
-    return np.asarray(_Memory(read, x))
+    return writable_over(read, x)
 
 
 def _gathered(x: Any) -> np.ndarray:
@@ -238,13 +228,15 @@ _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float
 def _numpy_of_torch(x: Any) -> np.ndarray:
     x = x.detach().cpu().resolve_conj().resolve_neg()
     name = str(x.dtype).removeprefix("torch.")
+    if str(x.layout) != "torch.strided":
+        return x.numpy()  # type: ignore[no-any-return]  # says why it has no memory of this kind
     if name not in _NARROW:
-        return x.numpy()  # type: ignore[no-any-return]
+        return array_of_tensor(x, np.dtype(name).str)
     import ml_dtypes
 
     torch = sys.modules["torch"]
-    bits = torch.int16 if name == "bfloat16" else torch.uint8
-    return x.view(bits).numpy().view(getattr(ml_dtypes, name))  # type: ignore[no-any-return]
+    bits = "int16" if name == "bfloat16" else "uint8"
+    return array_of_tensor(x.view(getattr(torch, bits)), np.dtype(bits).str).view(getattr(ml_dtypes, name))
 
 
 def to_host(xp: Any) -> Converter:

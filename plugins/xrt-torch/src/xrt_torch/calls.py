@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from xrt_core.engine.foreign_memory import array_of_tensor
 from xrt_torch.background import ending
 from xrt_torch.devices import CPU, in_order, moved
 from xrt_torch.partition import Stage
@@ -20,6 +21,7 @@ PLAIN: Final = frozenset(
         torch.bool,
     )
 )  # fmt: skip
+TYPESTRS: Final = {d: np.dtype(str(d).removeprefix("torch.")).str for d in PLAIN}
 _DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
 
 
@@ -83,17 +85,14 @@ class StageCall:
         known, place = self._views[i], parameter.data_ptr()
         if known is not None and known[0]() is parameter and known[1] == place:
             return known[2]
-        view = _array(parameter)
+        view = _array(parameter.detach())
         self._views[i] = weakref.ref(parameter), place, view
         return view
 
 
 def _array(x: torch.Tensor) -> Any:
     """NumPy's view of a tensor; of one that is negative when it is read, as parts of conjugates are, a copy."""
-    try:
-        return x.detach().numpy()
-    except RuntimeError:
-        return x.detach().resolve_neg().numpy()
+    return array_of_tensor(x.detach().resolve_neg() if x.is_neg() else x, TYPESTRS[x.dtype])
 
 
 def _is_plain(value: Any) -> bool:

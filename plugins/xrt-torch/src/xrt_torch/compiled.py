@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import xrt_core as xrt
 from xrt_core.errors import describe
@@ -221,7 +222,7 @@ class CompiledGraph:
             work = self._work.get(signature)
             is_new = work is None
             if work is None:
-                self.parameters.update(_address(a) for a in args if isinstance(a, torch.nn.Parameter))
+                self.parameters.update(*(_addresses(a) for a in args if isinstance(a, torch.nn.Parameter)))
                 if self._freeze is not False and not self._own:
                     self._own = own_tensors(self._builder.inputs, args)
                 work = self._work[signature] = Future()
@@ -616,8 +617,11 @@ def _zeros_like(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
 
 
-def _address(x: torch.Tensor) -> int:
-    return x.untyped_storage().data_ptr()
+def _addresses(x: torch.Tensor) -> set[int]:
+    """Where a tensor's memory is; of one of a class that wraps others (quantised, sharded), where theirs is."""
+    if not is_traceable_wrapper_subclass(x):
+        return {x.untyped_storage().data_ptr()}
+    return set().union(*(_addresses(getattr(x, name)) for name in x.__tensor_flatten__()[0]))
 
 
 def graphs(model: torch.nn.Module | None = None) -> list[CompiledGraph]:
@@ -626,7 +630,7 @@ def graphs(model: torch.nn.Module | None = None) -> list[CompiledGraph]:
     found = sorted(known, key=lambda g: g.number)
     if model is None:
         return found
-    own = {_address(p) for p in model.parameters()}
+    own = set().union(*map(_addresses, model.parameters()))
     return [g for g in found if own.intersection(g.parameters)]
 
 

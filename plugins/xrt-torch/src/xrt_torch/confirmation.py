@@ -80,8 +80,9 @@ class Confirmation:
 
     def _of_results(self, copies: Copies, compiled: Call, before: RandomState) -> str:
         def run(call: Call, args: list[Any]) -> list[Any]:
-            with torch.no_grad():
-                return [*call(*args), *(args[i] for i in self._written)]
+            # in the caller's grad mode, of which a graph of `torch.func.grad` takes that it is the one of its capture
+            made = [*call(*args), *(args[i] for i in self._written)]
+            return [x.detach() if isinstance(x, torch.Tensor) else x for x in made]
 
         comparison = Comparison(self.module.graph, [self._names[i] for i in self._written])
         return self._judged(comparison, run, copies, compiled, before)

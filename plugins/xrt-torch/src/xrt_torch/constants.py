@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from xxhash import xxh3_64
 
+from xrt_core.engine.foreign_memory import array_of_tensor
 from xrt_core.ir.graph import Graph, bind_defaults
-from xrt_torch.calls import PLAIN
+from xrt_torch.calls import PLAIN, TYPESTRS
 from xrt_torch.partition import Stage
 
 MOST_BYTES: Final = 128 << 20
@@ -59,7 +60,7 @@ class Constants:
         self.looks = looks
         self._known: list[tuple[int, weakref.ref[torch.Tensor], int, int]] = []
         self._memory: list[np.ndarray] = []
-        copies: list[np.ndarray] = []
+        self._copies: list[np.ndarray] = []
         for name in wanted:
             at, known = own[name]
             x = known()
@@ -72,12 +73,12 @@ class Constants:
                 if memory is None or copy is None:
                     continue
                 self._memory.append(memory)
-                copies.append(copy)
+                self._copies.append(copy)
             elif x.is_inference():
                 continue
             self._known.append((at, known, x.data_ptr(), 0 if looks else x._version))
             self.values[name] = _array(value)
-        self._digest = _digest(copies)
+        self._digest = _digest(self._copies)
 
     def hold(self, args: Sequence[Any]) -> bool:
         """Whether the arguments have them as they were."""
@@ -88,11 +89,11 @@ class Constants:
         return not self.looks or _digest(self._memory) == self._digest
 
     def seconds(self) -> float:
-        """The least of three times of looking at them."""
+        """The least of three times of looking at them: at the copies, as their own memory may be freed meanwhile."""
         taken = []
         for _ in range(3):
             start = time.perf_counter()
-            _digest(self._memory)
+            _digest(self._copies)
             taken.append(time.perf_counter() - start)
         return min(taken)
 
@@ -132,12 +133,14 @@ def _memory(x: torch.Tensor) -> np.ndarray | None:
     """The bytes of a tensor in the order of its memory; None for one that is not on a CPU, or not dense."""
     ordered = x.detach().permute(sorted(range(x.dim()), key=x.stride, reverse=True))
     is_dense = x.device.type == "cpu" and ordered.is_contiguous()
-    return ordered.view(-1).view(torch.uint8).numpy() if is_dense else None
+    return array_of_tensor(ordered.view(-1).view(torch.uint8), "|u1") if is_dense else None
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
     x = x.contiguous().cpu()
-    return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype is torch.bfloat16 else x.numpy()
+    if x.dtype is torch.bfloat16:
+        return array_of_tensor(x.view(torch.int16), TYPESTRS[torch.int16]).view(ml_dtypes.bfloat16)
+    return array_of_tensor(x, TYPESTRS[x.dtype])
 
 
 def _digest(contents: Sequence[np.ndarray]) -> bytes:
