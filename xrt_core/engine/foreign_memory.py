@@ -12,6 +12,8 @@ class _Memory:
     """What NumPy makes an array of. The array keeps it, and with it the owner of the memory."""
 
     __slots__ = ("__array_interface__", "owner")
+    __array_interface__: dict[str, Any]
+    owner: Any
 
 
 def writable_over(array: np.ndarray, owner: Any) -> np.ndarray:
@@ -29,11 +31,11 @@ def array_of_tensor(tensor: Any, typestr: str) -> np.ndarray:
     parameters (`torch.distributed.fsdp`), or resizes a tensor, would fail from then on.
 
     tensor: on the CPU, dense, with the numbers themselves in its memory (`resolve_conj`, `resolve_neg`). typestr: its
-    dtype, as `numpy.dtype.str`. Raises what torch raises for a tensor without memory of its own.
+    dtype, as `numpy.dtype.str`. Raises RuntimeError, as torch does, for a tensor without memory.
     """
     place = tensor.data_ptr()
-    if not place and tensor.numel():  # it stands for others, or for none
-        return tensor.numpy()  # type: ignore[no-any-return]
+    if not place and tensor.numel():
+        raise RuntimeError("this tensor has no memory: it was freed, or the tensor stands for others")
     memory = _Memory()
     memory.owner = tensor
     shown = {"data": (place, False), "shape": tuple(tensor.shape), "typestr": typestr, "version": 3}

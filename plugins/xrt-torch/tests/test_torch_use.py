@@ -286,6 +286,78 @@ def test_tensors_that_are_torchs(events: list[Any], kind: str) -> None:
     assert len(reasons) == (kind == "subclass")
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_may_be_resized_afterwards(dtype: str, background: bool) -> None:
+    """As `fully_shard` does, which frees the memory of parameters between calls."""
+    x, weight = (torch.ones(4, 4, dtype=getattr(torch, dtype)) for _ in range(2))
+    parameter = nn.Parameter(weight)
+    call = torch.compile(lambda x, w: x @ w + 1, backend=backend, options={"engine": "host", "background": background})
+    for n in range(1, 5):
+        with torch.no_grad():
+            parameter.untyped_storage().resize_(16 * parameter.itemsize)
+            parameter.fill_(n)
+        y = call(x, parameter)
+        y.sum().backward()
+        assert xrt_torch.wait(60)
+        assert float(y[0, 0]) == 4 * n + 1
+        parameter.untyped_storage().resize_(0)
+    assert x.untyped_storage().resizable()
+    assert len(xrt_torch.graphs()) == 2
+    assert all(g.reason is None for g in xrt_torch.graphs())
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_tensors_made_of_tensors(train: bool, background: bool, is_plain: bool) -> None:
+    """Weights of a class that holds others, as torchao's quantised ones are, and inputs of it."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    def pair(x: Any) -> Any:
+        return TwoTensor(x.detach().clone(), 2 * x.detach())
+
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    for linear in (eager[0], eager[2]):
+        linear.weight = nn.Parameter(pair(linear.weight))
+    model = copy.deepcopy(eager)
+    call = torch.compile(model, backend=backend, options={"engine": "host", "background": background})
+    x = torch.randn(3, 8) if is_plain else pair(torch.randn(3, 8))
+    with torch.set_grad_enabled(train):
+        want = eager(x)
+        for _ in range(4):
+            found = call(x)
+            if train:
+                model.zero_grad()
+                found.sum().backward()
+            assert xrt_torch.wait(60)
+    torch.testing.assert_close((found.a, found.b), (want.a, want.b))
+    if train:
+        want.sum().backward()
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            assert type(p.grad) is type(q.grad)
+            torch.testing.assert_close((p.grad.a, p.grad.b), (q.grad.a, q.grad.b))
+    assert len(xrt_torch.graphs(model)) == 1 + train
+    assert all(g.reason is None and not g.eager_nodes for g in xrt_torch.graphs())
+
+
+@pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd", "hessian", "vmap of grad"])
+def test_derivatives_of_functions(name: str) -> None:
+    """`torch.func` within a graph, whose operators follow the mode for gradients of its capture."""
+
+    def loss(x: Any) -> Any:
+        return (x.sin() ** 2).sum()
+
+    function = torch.func.vmap(torch.func.grad(loss)) if name == "vmap of grad" else getattr(torch.func, name)(loss)
+    x = torch.randn(3, 4)
+    call = on_xrt(lambda x: function(x))
+    for _ in range(3):
+        torch.testing.assert_close(call(x), function(x))
+    assert xrt_torch.graphs()
+    assert all(g.reason is None for g in xrt_torch.graphs())
+
+
 def test_memory_is_flat_over_resets() -> None:
     """Models that were compiled, trained and forgotten leave nothing: graphs, modules of XRT, nor memory. In a process
     of its own: that of other tests has gigabytes, in pieces."""
@@ -733,6 +805,64 @@ def test_what_communicates_is_never_called_twice() -> None:
         undo()
     assert xrt_torch.graphs() == []
     assert any("communicates" in e.fields["error"] for e in events if e.name == "fallback")
+
+
+_SHARDED = """
+import copy, os, sys
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+class Classifier(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+torch.manual_seed(0)
+eager = Classifier()
+model = copy.deepcopy(eager)
+child = os.fork()
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(not child), world_size=2)
+import xrt_torch
+mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+model = fully_shard(model, mesh=mesh, reshard_after_forward=True)
+call = torch.compile(model, backend="xrt", options={"engine": "host", "background": True})
+for train in (True, False):
+    for n in range(4):
+        x = torch.full((4, 8), float(n))
+        with torch.set_grad_enabled(train):
+            found, want = call(x), eager(x)
+        torch.testing.assert_close(found, want)
+        if train:
+            for made in (found, want):
+                made.square().sum().backward()
+        assert xrt_torch.wait(60)
+for p, q in zip(model.parameters(), eager.parameters()):
+    torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+assert xrt_torch.graphs() and all(g.reason is None for g in xrt_torch.graphs()), xrt_torch.explain()
+dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("right")
+"""
+
+
+def test_parameters_that_are_gathered_for_each_call(tmp_path: pathlib.Path) -> None:
+    """`fully_shard` frees their memory after it, and resizes it before: nothing reads it in the background."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_gloo_available() or not hasattr(os, "fork"):
+        pytest.skip("this torch has no collective operators, or this system no fork")
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("this torch has fully_shard elsewhere")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _SHARDED, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.endswith("right\n"), done.stderr[-3000:]
 
 
 def test_results_that_cannot_be_compared_are_eagers(events: list[Any]) -> None:

@@ -584,3 +584,10 @@ def test_a_number_in_the_place_of_a_tensor(number: float, dtype: Any) -> None:
     for _ in range(2):
         torch.testing.assert_close(call(x), torch.add(number, x, alpha=2), rtol=1e-14, atol=0)
     assert [g.reason for g in graphs] == [None]
+
+
+def test_products_of_bytes() -> None:
+    """As torchao's dynamic quantisation has them: sums in int32, exactly."""
+    a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((17, 8), (8, 16)))
+    (graph,) = agrees(torch._int_mm, a, b)
+    assert not graph.eager_nodes

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xrt_core.errors import CacheError, OptionError, UnsupportedError
 from xrt_core.events import process_events
@@ -32,7 +33,7 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
 
     options: those of `XRTModule`, and
     background: whether calls run eager while XRT compiles (default: True where the guard compiles in the background, as
-        it does by default).
+        it does by default). Where there is a process group (`torch.distributed`), they wait.
     freeze: whether inference takes parameters and buffers as constants. True: one that is written, or replaced, is seen
         at the next call, which runs eager while XRT compiles without them; what is written through `.data`, which
         leaves no trace, is not seen: so this is for who knows that nobody does. False: they are inputs. By default they
@@ -49,7 +50,9 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         if value not in (None, True, False):
             raise OptionError(f"{name}={value!r}: it takes True or False")
     resolved = resolve(given)
-    if background is None:
+    if _frees_memory():
+        background = freeze = False
+    elif background is None:
         background = resolved.guard is not False and resolved.guard_async is not False
     try:
         for x in inputs:
@@ -77,6 +80,12 @@ _COLLECTIVES: Final = ("_c10d_functional", "_c10d_functional_autograd", "c10d", 
 """Libraries of operators by which processes communicate."""
 
 
+def _frees_memory() -> bool:
+    """Whether the memory of tensors may be freed after a call, while they live, as `torch.distributed.fsdp` does with
+    those of parameters that it gathers: then nothing may read them in the background."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _communicates(module: GraphModule) -> bool:
     """Whether a graph of TorchDynamo, or one within it, has collective operators."""
     graphs = (m.graph for m in module.modules() if isinstance(m, GraphModule))
@@ -91,7 +100,8 @@ def _fall_back(error: Exception) -> None:
 
 
 def _why_eager(x: torch.Tensor) -> str:
-    """Why a graph with this input is torch's; "" where it is not."""
+    """Why a graph with this input is torch's; "" where it is not. Tensors that are made of others (of torchao's
+    quantised weights, for example) are taken apart by AOTAutograd."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if x.layout is not torch.strided:
@@ -99,7 +109,13 @@ def _why_eager(x: torch.Tensor) -> str:
     if x.is_quantized:
         return "a quantised tensor"
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
-    return "" if type(x) in plain else f"a tensor of class {type(x).__qualname__}"
+    is_taken = type(x) in plain or (is_traceable_wrapper_subclass(x) and not _is_distributed(x))
+    return "" if is_taken else f"a tensor of class {type(x).__qualname__}"
+
+
+def _is_distributed(x: torch.Tensor) -> bool:
+    """Whether operators on a tensor of a class of its own may communicate with other processes."""
+    return any(c.__module__.startswith("torch.distributed") for c in type(x).__mro__)
 
 
 def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, graphs: list[CompiledGraph]) -> Any:

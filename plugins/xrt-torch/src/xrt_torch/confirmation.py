@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xrt_core.ir.types import physical_memory
 from xrt_torch.comparison import MOVES, Comparison, in_double, in_float64, moved
@@ -132,6 +133,8 @@ def _gradients(call: Call, args: Sequence[Any], wanted: Sequence[int]) -> list[A
     generator = torch.Generator().manual_seed(0)
 
     def drawn(x: torch.Tensor) -> torch.Tensor:
+        if is_traceable_wrapper_subclass(x):
+            return torch.ones_like(x)  # of its class, as the backward pass expects
         dtype = torch.complex128 if x.dtype.is_complex else torch.float64
         return torch.randn(x.shape, generator=generator, dtype=dtype).to(x.device, x.dtype)
 

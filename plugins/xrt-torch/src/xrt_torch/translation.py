@@ -95,6 +95,7 @@ def own_translations() -> dict[Any, Any]:
         interpolate._opoverload: _interpolate,
         interpolate_backward._opoverload: _interpolate_backward,
         torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm,
+        torch.ops.aten._int_mm.default: _int_mm,
     }
 
 
@@ -102,6 +103,12 @@ def _gelu(x: Any, approximate: str = "none") -> Any:
     from xrt_torch.onnx_functions import gelu, gelu_tanh
 
     return gelu_tanh(x) if approximate == "tanh" else gelu(x)
+
+
+def _int_mm(a: Any, b: Any) -> Any:
+    from onnxscript.onnx_opset import opset18 as op
+
+    return op.MatMulInteger(a, b)
 
 
 def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
