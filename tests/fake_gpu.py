@@ -73,7 +73,17 @@ class Tensor:
         self.dtype, self.shape = f"torch.{array.dtype}", array.shape
         self.device = "cpu" if index is None else f"cuda:{index}"
         self.is_cuda = index is not None
+        self.layout, self.itemsize = "torch.strided", array.itemsize
         self.owner: object = None  # of memory of another library
+
+    def numel(self) -> int:
+        return self.array.size
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(n // self.itemsize for n in self.array.strides)
+
+    def is_contiguous(self) -> bool:
+        return self.array.flags.c_contiguous
 
     def get_device(self) -> int:
         return -1 if self.index is None else self.index

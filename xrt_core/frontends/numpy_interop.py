@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from xrt_core.frontends.source_location import trace_error
+from xrt_core.ir.foreign_memory import array_of_tensor
 from xrt_core.ir.types import DTYPE_TO_ONNX
 
 # `array + tensor` calls np.add(array, tensor), so these ufuncs are traced.
@@ -144,5 +145,5 @@ def _torch_view(tensor: Any) -> Any:
     if not hasattr(ml_dtypes, name):
         return tensor
     code = {1: "uint8", 2: "int16"}[tensor.element_size()]
-    raw = tensor.contiguous().view(getattr(sys.modules["torch"], code)).numpy()
+    raw = array_of_tensor(tensor.contiguous().view(getattr(sys.modules["torch"], code)), np.dtype(code).str)
     return raw.view(getattr(ml_dtypes, name))

@@ -18,8 +18,8 @@ import numpy as np
 from xrt_core.engine.converters import HOST, ArrayType, Convert, Converters, converters, library_of
 from xrt_core.engine.cuda import broken_context, cuda_device
 from xrt_core.engine.device_kinds import kinds
-from xrt_core.engine.foreign_memory import array_of_tensor, writable_over
 from xrt_core.errors import BrokenContextError, ConverterError, ExecutionError, InputError
+from xrt_core.ir.foreign_memory import array_of_tensor, writable_over
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import TensorType, float_like
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from xrt_core.engine.foreign_memory import array_of_tensor
+from xrt_core.ir.foreign_memory import array_of_tensor
 from xrt_torch.background import ending
 from xrt_torch.devices import CPU, in_order, moved
 from xrt_torch.partition import Stage

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from xxhash import xxh3_64
 
-from xrt_core.engine.foreign_memory import array_of_tensor
+from xrt_core.ir.foreign_memory import array_of_tensor
 from xrt_core.ir.graph import Graph, bind_defaults
 from xrt_torch.calls import PLAIN, TYPESTRS
 from xrt_torch.partition import Stage

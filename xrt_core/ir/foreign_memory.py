@@ -1,5 +1,7 @@
-"""NumPy arrays over the memory of other libraries, by the array interface
-(https://numpy.org/doc/stable/reference/arrays.interface.html)."""
+"""NumPy arrays over the memory of other libraries.
+
+They are made by the array interface: https://numpy.org/doc/stable/reference/arrays.interface.html
+"""
 
 from __future__ import annotations
 
