@@ -342,6 +342,43 @@ def test_tensors_made_of_tensors(train: bool, background: bool, is_plain: bool) 
     assert all(g.reason is None and not g.eager_nodes for g in xrt_torch.graphs())
 
 
+class _Assigned(torch.autograd.Function):
+    """As torchdiffeq's, which writes where the version counter does not see it."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Any, part: Any, i: int) -> Any:
+        ctx.i = i
+        whole.data[..., i] = part
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient, gradient[..., ctx.i], None
+
+
+def _stages(x: Any) -> Any:
+    made = torch.zeros(*x.shape, 3)
+    for i in range(3):
+        torch._dynamo.graph_break()
+        made = _Assigned.apply(made, x, i)
+        x = x + made[..., : i + 1].sin().sum(-1)
+    return made.sum() + x.sum()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_writes_that_autograd_does_not_see(background: bool) -> None:
+    """AOTAutograd shows them to it, and the backward pass raises: such a graph is eager's."""
+    call = torch.compile(_stages, backend=backend, options={"engine": "host", "background": background})
+    for _ in range(4):
+        gradients = []
+        for f in (call, _stages):
+            x = torch.linspace(0, 1, 4, requires_grad=True)
+            f(x * 2).backward()
+            gradients.append(x.grad)
+        torch.testing.assert_close(*gradients)
+        assert xrt_torch.wait(60)
+
+
 @pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd", "hessian", "vmap of grad"])
 def test_derivatives_of_functions(name: str) -> None:
     """`torch.func` within a graph, whose operators follow the mode for gradients of its capture."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -64,6 +65,10 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
             raise UnsupportedError(
                 "it communicates with other processes, which would not make a call twice when this one compares results"
             )
+        if _writes_past_autograd(module, inputs):
+            raise UnsupportedError(
+                "it writes through `.data` into what autograd has computed, which AOTAutograd would show to autograd"
+            )
         device = device_of(inputs)
         _ = module.code  # a lazy graph gets its own `forward`, where each call would look whether it has one
         return _aot(module, inputs, on_device(given, device), background, freeze, device)
@@ -76,6 +81,14 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         return module.forward
 
 
+_IN_PLACE: Final = frozenset(
+    (
+        operator.setitem, operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imatmul,
+        operator.imod, operator.imul, operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv,
+        operator.ixor,
+    )
+)  # fmt: skip
+"""Python's operators that write into their first argument."""
 _COLLECTIVES: Final = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem")
 """Libraries of operators by which processes communicate."""
 
@@ -90,6 +103,28 @@ def _communicates(module: GraphModule) -> bool:
     """Whether a graph of TorchDynamo, or one within it, has collective operators."""
     graphs = (m.graph for m in module.modules() if isinstance(m, GraphModule))
     return any(str(n.target).partition(".")[0] in _COLLECTIVES for graph in graphs for n in graph.nodes)
+
+
+def _writes_past_autograd(module: GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether a graph writes through `.data` into an input that an operator with a backward pass gave. AOTAutograd
+    writes so that autograd counts it, and a backward pass that comes later raises."""
+
+    def is_written(node: torch.fx.Node) -> bool:
+        return any(u.args[:1] == (node,) and _is_in_place(u.target) or is_written(u) for u in node.users)
+
+    return any(
+        getattr(n.target, "__name__", "") == "_get_data_attr" and is_written(n)
+        for p, x in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True)
+        if isinstance(x, torch.Tensor) and x.requires_grad and not x.is_leaf
+        for n in p.users
+    )
+
+
+def _is_in_place(target: Any) -> bool:
+    """Whether an operator writes into its first argument; torch's have names that say so."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    is_torchs = name.endswith("_") and not hasattr(operator, name)  # there, `and_`
+    return is_torchs or target in _IN_PLACE
 
 
 def _fall_back(error: Exception) -> None:
