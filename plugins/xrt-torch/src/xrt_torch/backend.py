@@ -110,7 +110,7 @@ def _writes_past_autograd(module: GraphModule, inputs: Sequence[Any]) -> bool:
     writes so that autograd counts it, and a backward pass that comes later raises."""
 
     def is_written(node: torch.fx.Node) -> bool:
-        return any(u.args[:1] == (node,) and _is_in_place(u.target) or is_written(u) for u in node.users)
+        return any((u.args[:1] == (node,) and _is_in_place(u.target)) or is_written(u) for u in node.users)
 
     return any(
         getattr(n.target, "__name__", "") == "_get_data_attr" and is_written(n)
