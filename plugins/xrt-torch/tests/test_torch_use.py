@@ -395,6 +395,27 @@ def test_derivatives_of_functions(name: str) -> None:
     assert all(g.reason is None for g in xrt_torch.graphs())
 
 
+@pytest.mark.parametrize("options", [{"background": True}, {"background": False}])
+def test_parameters_may_be_swapped(options: dict[str, Any]) -> None:
+    """For others, as torch does where it is told to, or has tensors made of tensors: nothing refers to them weakly."""
+    model = small().eval()
+    call = torch.compile(model, backend=backend, options={**HOST, **options})
+    x = torch.randn(5, 8)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with torch.no_grad():
+            for dtype in (torch.float32, torch.float64, torch.float32):
+                model.to(dtype)
+                for _ in range(5):
+                    torch.testing.assert_close(call(x.to(dtype)), model(x.to(dtype)))
+                    assert xrt_torch.wait(60)
+            model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()})
+            torch.testing.assert_close(call(x), model(x))
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert all(g.reason is None for g in xrt_torch.graphs())
+
+
 def test_memory_is_flat_over_resets() -> None:
     """Models that were compiled, trained and forgotten leave nothing: graphs, modules of XRT, nor memory. In a process
     of its own: that of other tests has gigabytes, in pieces."""

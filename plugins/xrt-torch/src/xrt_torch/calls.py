@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -33,7 +32,7 @@ class StageCall:
     """A function of tensors and numbers (SymInts and the like), whose results are a sequence of the same.
 
     device: where its tensors are. Those on the CPU go in as NumPy's views of their memory, the shortest way through
-    XRT. A parameter's view is kept while it is the same object on the same memory: what is written into it shows there.
+    XRT. A parameter's view is kept, with the memory, until it has other memory: what is written into it shows there.
     Tensors on a GPU go in as they are, and come back there, ordered on torch's current stream. Results have the strides
     that torch expects, as its kernels may rely on them.
     """
@@ -44,7 +43,7 @@ class StageCall:
         self._is_single = len(module.output_names) == 1
         self._device = device
         self._is_plain = all(map(_is_plain, stage.takes))
-        self._views: list[tuple[weakref.ref[Any], int, Any] | None] = [None] * len(stage.takes)
+        self._views: list[tuple[int, Any]] = [(0, None)] * len(stage.takes)
         self._made = [_maker_of(v, self._device) for v in stage.gives]
 
     def prepare(self, *args: Any) -> None:
@@ -82,11 +81,10 @@ class StageCall:
         return [make(r) for r, make in zip((made,) if self._is_single else made, self._made, strict=True)]
 
     def _view(self, i: int, parameter: Any) -> Any:
-        known, place = self._views[i], parameter.data_ptr()
-        if known is not None and known[0]() is parameter and known[1] == place:
-            return known[2]
-        view = _array(parameter.detach())
-        self._views[i] = weakref.ref(parameter), place, view
+        known, view = self._views[i]
+        if (place := parameter.data_ptr()) != known or not place:
+            view = _array(parameter.detach())
+            self._views[i] = place, view
         return view
 
 

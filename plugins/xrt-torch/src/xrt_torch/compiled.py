@@ -196,6 +196,7 @@ class CompiledGraph:
         except Exception as e:  # an engine's, about what it compiled
             self._stages = None
             told = f"{self.explain()}\n  its stages are not told: {describe(e)}", self.to_json()
+        self._own = {}
         others, self._without_constants = self._without_constants, None
         self._told, self._stages, self._tuned = told, None, None
         for s in (stages, others):
@@ -223,7 +224,7 @@ class CompiledGraph:
             is_new = work is None
             if work is None:
                 self.parameters.update(*(_addresses(a) for a in args if isinstance(a, torch.nn.Parameter)))
-                if self._freeze is not False and not self._own:
+                if (self._freeze or (self._freeze is None and self._tunes)) and not self._own:
                     self._own = own_tensors(self._builder.inputs, args)
                 work = self._work[signature] = Future()
         if is_new:
@@ -294,6 +295,8 @@ class CompiledGraph:
                     stages = self._stages = self._build()
                     self._trace("graph", lambda: str(self.module.print_readable(print_output=False)))
                 stages.compile(args, self._device)
+                if self._freeze:
+                    self._own = {}
                 self._keep(stages)
                 self._trace("explain", self.explain)
         except Ending:
@@ -390,9 +393,9 @@ class CompiledGraph:
         with self._lock:
             if not self._tunes or self._tuning is not None or self._stages is None:
                 return
-            if self._freeze is None and any(args[i] is not known() for i, known in self._own.values()):
+            if self._freeze is None and any(args[i] is not x for i, x in self._own.values()):
                 self._freeze = False  # modules of one class share the graph
-                self._tunes = self._tunes_engines
+                self._tunes, self._own = self._tunes_engines, {}
                 if not self._tunes:
                     return
             self._like[signature] = [_zeros_like(a) if isinstance(a, torch.Tensor) else a for a in args]
@@ -403,7 +406,7 @@ class CompiledGraph:
                 come_after = after_this_thread(self._device)
                 self._tuning = tuner.submit(_tune, weakref.ref(self), self._stages, calls, come_after)
             except RuntimeError:  # the interpreter is ending
-                self._tunes = False
+                self._tunes, self._own = False, {}
 
     def tune(self, stages: Stages, calls: Sequence[Sequence[Any]]) -> None:
         """Make the stages that take the place of these: with constants, if that is quicker, or on the quickest engine.
@@ -419,6 +422,7 @@ class CompiledGraph:
                 process_events.emit("torch.untuned", graph=self.name, reason=f"{type(e).__name__}: {e}"[:600])
             if made is not None or not self._tunes_engines:
                 break
+        self._own = {}
         if made is not None and self._stages is stages:
             self._tuned, self._seconds = made, None
             if self._when_tuned is not None:
@@ -461,9 +465,8 @@ class CompiledGraph:
     def _with_own(self, args: Sequence[Any]) -> list[Any]:
         """Arguments like these, each in memory of its own, with the parameters and buffers themselves."""
         made = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in args]
-        for at, known in self._own.values():
-            if (x := known()) is not None:
-                made[at] = x
+        for at, x in self._own.values():
+            made[at] = x
         return made
 
     def _timed(self, stages: Stages, args: Sequence[Any]) -> float:

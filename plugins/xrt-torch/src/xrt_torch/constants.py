@@ -29,14 +29,15 @@ MOST_BYTES: Final = 128 << 20
 _LARGEST_SHARE: Final = 0.1
 """The time that looking may take, over that of the call."""
 
-Own = dict[str, tuple[int, weakref.ref[torch.Tensor]]]
-"""The name of an input -> its number among the arguments, and the tensor of a module that it was."""
+Own = dict[str, tuple[int, torch.Tensor]]
+"""The name of an input -> its number among the arguments, and the tensor of a module that it was. They are held for as
+long as a compilation takes: what had weak references could not take part in `torch.utils.swap_tensors`."""
 
 
 def own_tensors(names: Sequence[str], args: Sequence[Any]) -> Own:
     """The inputs that are parameters or buffers of modules. TorchDynamo marks both; without its mark, parameters."""
     return {
-        n: (i, weakref.ref(a))
+        n: (i, a)
         for i, (n, a) in enumerate(zip(names, args, strict=True))
         if isinstance(a, torch.nn.Parameter) or getattr(a, "_dynamo_static_input_type", None) is not None
     }
@@ -44,7 +45,7 @@ def own_tensors(names: Sequence[str], args: Sequence[Any]) -> Own:
 
 def are_few_bytes(own: Own, wanted: Iterable[str]) -> bool:
     """Whether these are small enough to be looked at in each call."""
-    return sum(x.nbytes for n in wanted if (x := own[n][1]()) is not None) <= MOST_BYTES
+    return sum(own[n][1].nbytes for n in wanted) <= MOST_BYTES
 
 
 class Constants:
@@ -58,13 +59,12 @@ class Constants:
     def __init__(self, own: Own, wanted: Iterable[str], looks: bool) -> None:
         self.values: dict[str, np.ndarray] = {}
         self.looks = looks
-        self._known: list[tuple[int, weakref.ref[torch.Tensor], int, int]] = []
+        self._known: list[tuple[int, int, weakref.ref[torch.Tensor] | None, int]] = []
         self._memory: list[np.ndarray] = []
         self._copies: list[np.ndarray] = []
         for name in wanted:
-            at, known = own[name]
-            x = known()
-            if x is None or not (x.dtype in PLAIN or x.dtype is torch.bfloat16) or x.is_neg():
+            at, x = own[name]
+            if not (x.dtype in PLAIN or x.dtype is torch.bfloat16) or x.is_neg():
                 continue
             value = x.detach()
             if looks:
@@ -76,15 +76,16 @@ class Constants:
                 self._copies.append(copy)
             elif x.is_inference():
                 continue
-            self._known.append((at, known, x.data_ptr(), 0 if looks else x._version))
+            known, version = (None, 0) if looks else (weakref.ref(x), x._version)
+            self._known.append((at, x.data_ptr(), known, version))
             self.values[name] = _array(value)
         self._digest = _digest(self._copies)
 
     def hold(self, args: Sequence[Any]) -> bool:
         """Whether the arguments have them as they were."""
-        for at, known, place, version in self._known:
+        for at, place, known, version in self._known:
             x: Any = args[at]
-            if x is not known() or x.data_ptr() != place or not (self.looks or x._version == version):
+            if x.data_ptr() != place or not (known is None or (x is known() and x._version == version)):
                 return False
         return not self.looks or _digest(self._memory) == self._digest
 
