@@ -342,6 +342,23 @@ def test_tensors_made_of_tensors(train: bool, background: bool, is_plain: bool) 
     assert all(g.reason is None and not g.eager_nodes for g in xrt_torch.graphs())
 
 
+def test_reading_through_data_is_no_write() -> None:
+    """However often what follows branches and joins again."""
+
+    def f(x: Any) -> Any:
+        scale = x.data.abs().max()
+        for _ in range(40):
+            x = x + torch.cat([x, scale.reshape(1)])[:-1].sin() / scale
+            scale = scale + scale.cos()
+        return x
+
+    call = on_xrt(f)
+    x = torch.linspace(0, 1, 8, requires_grad=True)
+    for _ in range(3):
+        torch.testing.assert_close(call(x * 2), f(x * 2))
+    assert [(g.kind, g.reason) for g in xrt_torch.graphs()] == [("forward", None)]
+
+
 class _Assigned(torch.autograd.Function):
     """As torchdiffeq's, which writes where the version counter does not see it."""
 

@@ -34,12 +34,15 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
 
     options: those of `XRTModule`, and
     background: whether calls run eager while XRT compiles (default: True where the guard compiles in the background, as
-        it does by default). Where there is a process group (`torch.distributed`), they wait.
+        it does by default).
     freeze: whether inference takes parameters and buffers as constants. True: one that is written, or replaced, is seen
         at the next call, which runs eager while XRT compiles without them; what is written through `.data`, which
         leaves no trace, is not seen: so this is for who knows that nobody does. False: they are inputs. By default they
         become constants in the background, up to 128 MiB, where that makes calls quicker though their contents are
         looked at in each, so that no write is missed.
+
+    Where there is a process group (`torch.distributed`), both are False, whatever is given: memory of parameters may be
+    freed between calls.
 
     A graph that cannot be captured runs eager, with a FallbackEvent. Raises OptionError for an option that XRT does not
     have, or a value that it does not take.
@@ -109,15 +112,19 @@ def _writes_past_autograd(module: GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether a graph writes through `.data` into an input that an operator with a backward pass gave. AOTAutograd
     writes so that autograd counts it, and a backward pass that comes later raises."""
 
-    def is_written(node: torch.fx.Node) -> bool:
-        return any((u.args[:1] == (node,) and _is_in_place(u.target)) or is_written(u) for u in node.users)
-
-    return any(
-        getattr(n.target, "__name__", "") == "_get_data_attr" and is_written(n)
+    behind = {  # these, and what follows from them, among which are their views
+        n
         for p, x in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True)
         if isinstance(x, torch.Tensor) and x.requires_grad and not x.is_leaf
         for n in p.users
-    )
+        if getattr(n.target, "__name__", "") == "_get_data_attr"
+    }
+    for n in module.graph.nodes:
+        if not behind.isdisjoint(n.all_input_nodes):
+            if not behind.isdisjoint(x for x in n.args[:1] if isinstance(x, torch.fx.Node)) and _is_in_place(n.target):
+                return True
+            behind.add(n)
+    return False
 
 
 def _is_in_place(target: Any) -> bool:
@@ -149,8 +156,11 @@ def _why_eager(x: torch.Tensor) -> str:
 
 
 def _is_distributed(x: torch.Tensor) -> bool:
-    """Whether operators on a tensor of a class of its own may communicate with other processes."""
-    return any(c.__module__.startswith("torch.distributed") for c in type(x).__mro__)
+    """Whether operators on a tensor of a class of its own, or on those that it is made of, may communicate with other
+    processes."""
+    if any(c.__module__.startswith("torch.distributed") for c in type(x).__mro__):
+        return True
+    return is_traceable_wrapper_subclass(x) and any(_is_distributed(getattr(x, n)) for n in x.__tensor_flatten__()[0])
 
 
 def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, graphs: list[CompiledGraph]) -> Any:

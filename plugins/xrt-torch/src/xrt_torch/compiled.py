@@ -224,7 +224,8 @@ class CompiledGraph:
             is_new = work is None
             if work is None:
                 self.parameters.update(*(_addresses(a) for a in args if isinstance(a, torch.nn.Parameter)))
-                if (self._freeze or (self._freeze is None and self._tunes)) and not self._own:
+                will_tune = self._freeze is None and self._tunes and self._tuning is None
+                if (self._freeze or will_tune) and not self._own:
                     self._own = own_tensors(self._builder.inputs, args)
                 work = self._work[signature] = Future()
         if is_new:
@@ -554,6 +555,7 @@ class CompiledGraph:
     def _fall_back(self, stage: str, error: BaseException) -> None:
         self.reason = f"{stage}: {type(error).__name__}: {str(error).strip()[:600]}"
         self._stages = self._without_constants = self._file = None
+        self._own = {}
         kind: Kind = "wrong numbers" if stage == "examine" else "memory" if isinstance(error, MemoryError) else "raised"
         process_events.fallback(
             cluster=self.name, engine="xrt", stage=stage, kind=kind, error=self.reason, level=logging.WARNING
