@@ -368,6 +368,22 @@ def test_sums_of_products_behind_a_steep_function_may_be_added_in_turn() -> None
     assert not checker.check(engine(np.float16), {}).is_right
 
 
+def test_a_softmax_of_logits_without_digits_is_chaotic() -> None:
+    """Equal weights: all inputs that are a little off give equal logits, but how each sum of products is rounded
+    decides which class has it all."""
+    x, w = value("x", (1, 64)), Value.constant(np.full((64, 1000), 0.5, F32), "w")
+    logits, y = value("logits", (1, 1000)), value("y", (1, 1000))
+    f = function([x], [node("MatMul", [x, w], [logits]), node("Softmax", [logits], [y])], y)
+    rng = np.random.default_rng(0)
+    for size, chaotic in ((1e9, True), (1.0, False)):
+        inputs = [(size * rng.uniform(1, 2, (1, 64))).astype(F32)]
+        checker = ResultChecker(f, inputs)
+        few = np.zeros((1, 1000), F32)
+        few[:, 240:272] = 1 / 32
+        assert not checker.check_results([few], {}).is_right
+        assert checker.is_chaotic is chaotic
+
+
 def test_ties_after_arithmetic_are_right() -> None:
     """ArgMax over sums that are equal but for rounding may take another of them; ArgMax of the inputs may not."""
     rng = np.random.default_rng(0)

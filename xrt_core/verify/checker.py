@@ -204,16 +204,24 @@ class ResultChecker:
 
     @property
     def is_chaotic(self) -> bool:
-        """Whether a few rounding steps of the inputs move many results of the host by a tenth of themselves.
+        """Whether a few rounding steps of the inputs move many results of the host by a tenth of themselves, or those
+        of its operations do, as far as it has run with other ones.
 
-        As in the gradient of a recurrent network whose weights are large, which grows at every step. Any two libraries
-        differ on such inputs. Raises XRTError where the host fails.
+        As in the gradient of a recurrent network whose weights are large, which grows at every step, or in a Softmax of
+        logits whose rounding steps are larger than 1. Any two libraries differ on such inputs. Raises XRTError where
+        the host fails.
         """
-        for v, want, moved in zip(self.function.body.outputs, self.expected(), self._perturbed(), strict=True):
+        if self._moves_far(self.expected(), self._perturbed()):
+            return True
+        otherwise = self._otherwise
+        return otherwise is not None and self._moves_far(self.widened(), [m.value() for m in otherwise])
+
+    def _moves_far(self, results: Sequence[np.ndarray], moved: Sequence[np.ndarray]) -> bool:
+        for v, want, other in zip(self.function.body.outputs, results, moved, strict=True):
             if not float_like(want.dtype) or v in self._rounding.random or v in self._rounding.flipped:
                 continue
             with np.errstate(all="ignore"):
-                far = np.abs(_wide(moved) - _wide(want)) > _FAR * np.abs(_wide(want))
+                far = np.abs(_wide(other) - _wide(want)) > _FAR * np.abs(_wide(want))
             if np.count_nonzero(far & np.isfinite(want)) > max(_MANY * want.size, 1):
                 return True
         return False
