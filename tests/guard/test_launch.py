@@ -532,6 +532,49 @@ def test_nobody_waits_for_a_long_judgement(is_right: bool, monkeypatch: pytest.M
     assert executable.runs == 1 + is_right
 
 
+@pytest.mark.parametrize("fault", ["", "wrong", "raises", "nan"])
+def test_the_executable_before_answers_while_the_next_one_is_judged(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was right so far, and is quicker than the host. fault: of the next one, or of that before, meanwhile."""
+    guard, go, late = Guard(_with(shadow=None, probation=1)), threading.Event(), False
+
+    def run_before(i: Sequence[Any]) -> Any:
+        if late and fault == "raises":
+            raise RuntimeError("no")
+        return [np.full_like(i[0], np.nan)] if late and fault == "nan" else right(i)
+
+    guard.live = before = Does(run_before)
+    launch = launch_of(guard)
+    for _ in range(3):
+        launch([X, X])
+    comparisons().wait()
+    monkeypatch.setattr(launch_module, "_LONG_TO_WAIT", 0.0)
+    monkeypatch.setattr(ResultChecker, "agrees", lambda *args: False)
+    judge = ResultChecker.check_results
+
+    def check_results(*args: Any) -> Any:
+        assert go.wait(30)
+        return judge(*args)
+
+    monkeypatch.setattr(ResultChecker, "check_results", check_results)
+    late, runs, following = True, before.runs, Does(lambda i: [i[0] * 7] if fault == "wrong" else right(i))
+    assert launch.record.move_from(State.LIVE, State.READY, "raced")
+    launch.go_live(following, "raced")
+    try:
+        for _ in range(3):
+            np.testing.assert_array_equal(to_numpy(launch([X, X])[0]), X + X)
+        assert following.runs == 1
+        assert before.runs - runs == (1 if fault == "raises" else 2)
+    finally:
+        go.set()
+    comparisons().wait()
+    assert launch.record.state is (State.REJECTED if fault == "wrong" else State.LIVE)
+    np.testing.assert_array_equal(to_numpy(launch([X, X])[0]), X + X)
+    assert launch._before is None
+    assert [k for _, k in guard.failures] == {"wrong": ["wrong numbers"], "raises": ["raised"]}.get(fault, [])
+
+
 def test_a_comparison_that_ends_late_leaves_the_next_executable_alone() -> None:
     """What is found about an executable that no longer answers is recorded, and the one that does goes on."""
     guard, go = Guard(_with(shadow=None, probation=1)), threading.Event()

@@ -117,9 +117,9 @@ class GuardedLaunch(Launch):
     """
 
     __slots__ = (
-        "_build", "_call", "_checker", "_donated", "_failures", "_looks_at", "_passed", "_schedule", "_settings",
-        "_timed", "answered", "cancel", "expectation", "note", "ranges", "record", "shares_cores", "synchronize",
-        "tolerance", "unwanted",
+        "_before", "_build", "_call", "_checker", "_donated", "_failures", "_looks_at", "_passed", "_schedule",
+        "_settings", "_timed", "answered", "cancel", "expectation", "note", "ranges", "record", "shares_cores",
+        "synchronize", "tolerance", "unwanted",
     )  # fmt: skip
 
     def __init__(
@@ -153,6 +153,7 @@ class GuardedLaunch(Launch):
         self._looks_at = 0  # from which call on a result that is not finite is compared
         self._timed: TimedCaller[Any] | None = None
         self._checker: ResultChecker | None = None
+        self._before: Executable | None = None  # was right so far, and answers beside the next one's first comparison
         self._call: HostRun = self._waiting
 
     def __call__(self, arrays: Arrays) -> Arrays:
@@ -193,6 +194,7 @@ class GuardedLaunch(Launch):
         self._limit_time(executable, any_thread)
         self._looks_at = 0
         self.failures = self.record.failures = 0
+        self._before = self.executable if self._schedule.is_confirmed and not self._donated else None
         self.executable = executable
         if self.record.outcome is not None and self.record.outcome.finite_only and self._settings.finite:
             self.input_checks = input_checks(self.function, finite=True)
@@ -201,6 +203,8 @@ class GuardedLaunch(Launch):
             self.record.move(State.LIVE, reason, settles=False)
         if self._schedule.is_on:
             self._compare_answered(self.record.calls + 1, self._schedule)
+        if self._schedule.is_confirmed:
+            self._before = None
         with self._lock:
             if self.executable is executable:  # that comparison may have ended it
                 self._call = self._shadowed(self._on_probation)
@@ -216,7 +220,7 @@ class GuardedLaunch(Launch):
             if self.record.state is not State.LIVE:
                 self.record.restate(f"cancelled: {reason}")
             self._call = self._from_host
-            self.executable = self._direct = self._checked = self.note = self.answered = None
+            self.executable = self._direct = self._checked = self.note = self.answered = self._before = None
             cancel, self.cancel = self.cancel, None
         self.record.settled.set()
         if cancel is not None:
@@ -262,7 +266,7 @@ class GuardedLaunch(Launch):
             if watched_by not in (None, self._schedule) or not self.record.move_from(State.LIVE, state, reason):
                 return False
             self._call = self._waiting
-            self.executable = self.note = self.answered = None
+            self.executable = self.note = self.answered = self._before = None
         if is_lost:
             self.lost(reason)
         return True
@@ -270,9 +274,10 @@ class GuardedLaunch(Launch):
     def drop_inherited(self) -> None:
         """See `Launch.drop_inherited`: the cluster is built again, for a process of its own."""
         self._lock = threading.Lock()
-        if self.executable is not None:
-            keep_for_ever(self.executable)
-        self.executable = self.note = None
+        for executable in (self.executable, self._before):
+            if executable is not None:
+                keep_for_ever(executable)
+        self.executable = self.note = self._before = None
         self._call = self._waiting
         self.record.begin_again(FORKED)
 
@@ -529,11 +534,28 @@ class GuardedLaunch(Launch):
                 schedule.release()
                 raise
             if schedule.is_first_under_way:
-                record.calls += 1
-                return self._from_host(arrays)
+                return self._beside_first(arrays)
+            self._before = None
             return call(arrays)
 
         return shadowed
+
+    def _beside_first(self, arrays: Arrays) -> Arrays:
+        """A call while the first comparison of an executable is under way: by the one before, or by the host."""
+        self.record.calls += 1
+        before = self._before
+        if before is not None and not (self.input_checks is not None and self.input_checks.violates(arrays)):
+            try:
+                results = self._checked_run(before, arrays)
+            except BaseException as e:
+                failure, kind = _failure_of(e, self.engine)
+                self._before = None
+                self._record_failure("run", kind, str(failure))
+            else:
+                looks = _end_finite if self.synchronize is not None else _are_finite
+                if looks(results, self._floats()):
+                    return results
+        return self._from_host(arrays)
 
     def _shadow_run(self, call: HostRun, arrays: Arrays, schedule: SamplingSchedule) -> Arrays:
         """A call whose results are compared with the host's: before they are returned, or in the background."""
@@ -620,7 +642,8 @@ class GuardedLaunch(Launch):
         """Compare the results of a call with the host's.
 
         Returns the host's if they differ, which rejects the cluster. Where a caller waits, and what differs is long to
-        judge, it gets the host's at once: the background judges, and the host answers until it has.
+        judge, it gets the host's at once: the background judges, and until then the executable before answers, or the
+        host.
         """
         self.record.shadow_runs += 1
         start, schedule = time.perf_counter(), call.schedule
@@ -659,6 +682,7 @@ class GuardedLaunch(Launch):
             schedule.postpone(call.number, call.cost + time.perf_counter() - start, call.seconds)
         if check.is_right or check.is_doubtful:
             schedule.confirm(call.number)
+            self._before = None
             return True
         self._disprove(check.reason, call, self.record.calls)
         return False
