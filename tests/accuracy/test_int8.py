@@ -74,6 +74,39 @@ def test_products_are_taken_or_left(static: bool) -> None:
     assert off[1] < off[DEPTH] < 1
 
 
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("narrow", [True, False])
+def test_narrow_weights_leave_room_in_16_bits(static: bool, narrow: bool) -> None:
+    """Two products of uint8 with weights of 7 bits fit, so that instructions that add two in 16 bits are exact."""
+    graph = model()
+    made = QuantisedProducts(calibration.prepared(graph), ranges_of(graph) if static else None, narrow=narrow)
+    read = [v for n in made.with_products(made.products).nodes for v in n.inputs if v is not None]
+    weights = [v.data for v in read if v.data is not None and v.data.dtype == np.int8 and v.data.size > 32]
+    largest = [int(np.abs(w.astype(int)).max()) for w in weights]
+    assert len(largest) == DEPTH
+    assert max(largest) == (64 if narrow else 127)
+    assert not narrow or 2 * 255 * max(largest) < 2**15
+
+
+@pytest.mark.parametrize("saturates", [True, False])
+def test_weights_are_narrow_where_sums_may_saturate(saturates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On processors that add two products of 8-bit integers in 16 bits."""
+    monkeypatch.setattr("xrt_core.accuracy.search.adds_int8_in_16_bits", lambda: saturates)
+    asked = []
+
+    def made(*args: Any, narrow: bool) -> Any:
+        asked.append(narrow)
+        return QuantisedProducts(*args, narrow=narrow)
+
+    monkeypatch.setattr("xrt_core.accuracy.search.QuantisedProducts", made)
+    given = {"guard_verify": True, "guard_async": True, "cache": "off", "prune": False}
+    with fake_engine(FastInInt8), xrt.XRTModule(model(), engine="fast8", accuracy=0.5, **given) as m:
+        m(X)
+        assert m.wait(60)
+    assert asked
+    assert set(asked) == {saturates}
+
+
 class FastInInt8(FakeEngine):
     """Takes a millisecond for each product of floats."""
 

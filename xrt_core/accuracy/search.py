@@ -22,6 +22,7 @@ from xrt_core.compiler.pipeline import Pipeline, compilation_allowed
 from xrt_core.compiler.tiering import pipeline_for
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.device_kinds import is_host
+from xrt_core.engine.serialization import adds_int8_in_16_bits
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog
 from xrt_core.guard.timeouts import Cancelled, check_cancelled, native_call
@@ -214,7 +215,9 @@ class PrecisionSearch:
         marks = self._options.precision if isinstance(self._options.precision, tuple) else ()
         with native_call():
             prepared = calibration.prepared(self._exact.plain.graph)
-            return QuantisedProducts(prepared, ranges, [key for key, _ in marks])
+            on_cpu = any(is_host(device) for _, device in self._pipeline.accelerated.engines)
+            narrow = on_cpu and adds_int8_in_16_bits()
+            return QuantisedProducts(prepared, ranges, [key for key, _ in marks], narrow=narrow)
 
     @cached_property
     def _work(self) -> Mapping[str, int]:

@@ -258,3 +258,10 @@ def processor_features() -> frozenset[str]:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
         flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
+
+
+def adds_int8_in_16_bits() -> bool:
+    """Whether libraries add products of uint8 and int8 in 16 bits on this processor, two at a time, so that sums may
+    saturate: by VPMADDUBSW, of x86 without VNNI. False where the system does not name the processor's features."""
+    features = processor_features()
+    return "ssse3" in features and features.isdisjoint(("avx512_vnni", "avx_vnni"))

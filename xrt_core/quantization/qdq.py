@@ -28,15 +28,18 @@ class QuantisedProducts:
 
     ranges: of the tensors that products read; inputs are quantised per tensor and symmetric, weights per channel, as
     TensorRT requires (`quantise`). None: inputs are quantised by each call's own range (DynamicQuantizeLinear), and
-    only products with constant weights (MatMul) are.
+    only products with constant weights (MatMul) are. narrow: weights have 7 bits, so that two products of 8-bit inputs
+    fit in 16 bits (`adds_int8_in_16_bits`).
 
     Raises QuantizationError if onnxruntime is missing, a tensor has no range, or the library rejects the graph.
     """
 
-    def __init__(self, graph: Graph, ranges: Ranges | None, marked: Sequence[str] = ()) -> None:
+    def __init__(
+        self, graph: Graph, ranges: Ranges | None, marked: Sequence[str] = (), *, narrow: bool = False
+    ) -> None:
         self.graph = graph
         self.ranges = {} if ranges is None else ranges.tensors
-        self._made = _quantised(graph, ranges, marked)
+        self._made = _quantised(graph, ranges, marked, narrow)
         own = {v for n in graph.nodes for v in n.outputs if v is not None} | set(graph.inputs)
         self._producers = {v: n for n in self._made.nodes for v in n.outputs if v is not None}
         self._steps: dict[Node, tuple[Node, ...]] = {}
@@ -84,9 +87,9 @@ def quantise(graph: Graph, ranges: Ranges, marked: Sequence[str] = ()) -> Graph:
     return _quantised(graph, ranges, marked)
 
 
-def _quantised(graph: Graph, ranges: Ranges | None, marked: Sequence[str]) -> Graph:
+def _quantised(graph: Graph, ranges: Ranges | None, marked: Sequence[str], narrow: bool = False) -> Graph:
     """The graph as the library quantises it; values that both have are the same objects."""
-    library = _library()
+    library = _library(narrow)
     constraints = [Constraint.of(key, "float32") for key in marked]
     import onnx
 
@@ -149,15 +152,16 @@ def _renamed(graph: Graph, names: Mapping[Value, str]) -> Graph:
 
 
 class _Library:
-    """The quantisers of `onnxruntime.quantization` that this module uses."""
+    """The quantisers of `onnxruntime.quantization` that this module uses. narrow: weights have 7 bits."""
 
-    def __init__(self) -> None:
+    def __init__(self, narrow: bool) -> None:
         from onnxruntime.quantization import CalibrationMethod, QuantType
         from onnxruntime.quantization.calibrate import TensorData, TensorsData
         from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
         from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
         from onnxruntime.quantization.quant_utils import QuantizationMode
 
+        self._narrow = narrow
         self._method: Any = CalibrationMethod.MinMax
         self._int8: Any = QuantType.QInt8
         self._uint8: Any = QuantType.QUInt8
@@ -176,7 +180,7 @@ class _Library:
         return self._QDQQuantizer(
             model,
             per_channel=True,
-            reduce_range=False,
+            reduce_range=self._narrow,
             weight_qType=self._int8,
             activation_qType=self._int8,
             tensors_range=self._TensorsData(self._method, known),
@@ -196,7 +200,7 @@ class _Library:
         return self._ONNXQuantizer(
             model,
             per_channel=True,
-            reduce_range=False,
+            reduce_range=self._narrow,
             mode=self._integer_operators,
             static=False,
             weight_qType=self._int8,
@@ -209,11 +213,11 @@ class _Library:
         )
 
 
-def _library() -> _Library:
+def _library(narrow: bool) -> _Library:
     root = logging.getLogger()
     level = root.level
     try:
-        return _Library()
+        return _Library(narrow)
     except ImportError as e:
         raise QuantizationError(f"quantising needs onnxruntime's quantisation library ({e}); {_INSTALL}") from e
     finally:

@@ -417,6 +417,46 @@ def test_sums_of_integers_are_exact(op: str, attributes: Any, numbers: np.ndarra
     assert np.ravel(m(numbers)).tolist() == [expected]
 
 
+@pytest.mark.parametrize("quantised", [True, False])
+def test_products_of_8_bits_are_exact(engine: OnnxRuntimeEngine, quantised: bool) -> None:
+    """The library's kernels for processors with AVX2 and without VNNI saturate where numbers are large."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(200, 256, (8, 64)).astype(np.uint8), rng.integers(100, 128, (64, 32)).astype(np.int8)
+    exact = a.astype(np.int64) @ b.astype(np.int64)
+    x, w = _value("x", np.uint8, 8, 64), Value.constant(b, "w")
+    if not quantised:
+        y = _value("y", np.int32, 8, 32)
+        made = _compile(engine, [x], [Node("MatMulInteger", [x, w], [y], version=10)], [y])
+        np.testing.assert_array_equal(made.run([a])[0], exact)
+        return
+    one, floats, weights, y = Value.constant(np.float32(1), "s"), Value("f"), Value("v"), _value("y", F32, 8, 32)
+    nodes = [
+        Node("DequantizeLinear", [x, one], [floats], version=13),
+        Node("DequantizeLinear", [w, one], [weights], version=13),
+        Node("MatMul", [floats, weights], [y], version=13),
+    ]
+    np.testing.assert_array_equal(_compile(engine, [x], nodes, [y]).run([a])[0], exact)
+
+
+@pytest.mark.parametrize("saturates", [True, False])
+def test_precise_kernels_where_others_saturate(
+    engine: OnnxRuntimeEngine, saturates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are a little slower, and with VNNI not needed; what the user says wins."""
+    monkeypatch.setattr("xrt_onnxruntime.compiler.adds_int8_in_16_bits", lambda: saturates)
+    entry = "session.x64quantprecision"
+
+    def said(session: dict[str, str]) -> str:
+        options = engine.compiler("cpu", CompileOptions(extra={"session": session})).session_options()
+        try:
+            return str(options.get_session_config_entry(entry))
+        except RuntimeError:  # nothing was said
+            return ""
+
+    assert said({}) == ("1" if saturates else "")
+    assert said({entry: "0"}) == "0"
+
+
 def test_powers_of_integers_are_exact() -> None:
     """The library computes them in double, and cannot give what wraps round."""
     from xrt_core import XRTModule
