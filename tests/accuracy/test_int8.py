@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from xrt_core.ir.types import TensorType
 from xrt_core.quantization import calibration
 from xrt_core.quantization.qdq import QuantisedProducts
 from xrt_core.quantization.ranges import Ranges
+from xrt_core.verify.checker import Check, ResultChecker
 
 pytest.importorskip("onnxruntime")
 DEPTH = 8
@@ -150,6 +152,45 @@ def test_products_in_int8_are_made_again_by_another_process(tmp_path: pathlib.Pa
                 results.append((m.accuracy.chosen.form, m.accuracy.chosen.nodes, m(X).tobytes()))
             patch.setattr(PrecisionSearch, "find", lambda _: pytest.fail("it was searched again"))
     assert results[0] == results[1]
+
+
+class _OffInInt8(_Compiler):
+    def compile(self, function: Any, entry_params: Any, return_params: Any, aliases: Any) -> Executable:
+        made = super().compile(function, entry_params, return_params, aliases)
+        assert isinstance(made, FakeExecutable)
+        call, by = made.call, 0.0 if any(map(_is_slow, function.body.nodes)) else 0.5
+        made.call = lambda inputs: [r + np.float32(by) for r in call(inputs)]
+        return made
+
+
+class OffInInt8(FastInInt8):
+    """Is off by a half in int8."""
+
+    def compiler(self, device: str, options: Any) -> FakeCompiler:
+        return _OffInInt8(self)
+
+
+def test_a_form_is_measured_by_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the host, which answers until the background has judged the first results, where that takes long."""
+
+    def judge(*_: Any) -> Check:
+        if threading.current_thread().name == "xrt-shadow":
+            time.sleep(0.2)
+        return Check("")
+
+    monkeypatch.setattr(guarded_launch, "_LONG_TO_WAIT", 0.0)
+    monkeypatch.setattr(guarded_launch, "_SLOW", math.inf)
+    monkeypatch.setattr(ResultChecker, "agrees", lambda *args: False)
+    monkeypatch.setattr(ResultChecker, "_compare", judge)
+    given = {"guard_verify": True, "guard_async": True, "cache": "off", "prune": False, "guard_sandbox": False}
+    with fake_engine(OffInInt8), xrt.XRTModule(model(), engine="fast8", accuracy=0.9, **given) as m:
+        m(X)
+        assert m.wait(120)
+        assert m.accuracy is not None
+        used = [t.used for t in m.accuracy.trials if t.form == "int8" and t.nodes == DEPTH]
+        assert used
+        assert used[0] is not None, m.accuracy
+        assert used[0] > 0.5, m.accuracy
 
 
 def chosen(budget: float) -> tuple[int, float]:

@@ -25,6 +25,7 @@ from xrt_core.engine.device_kinds import is_host
 from xrt_core.engine.serialization import adds_int8_in_16_bits
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog
+from xrt_core.guard.sampling import comparisons
 from xrt_core.guard.timeouts import Cancelled, check_cancelled, native_call
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.options import Options
@@ -90,6 +91,8 @@ class PrecisionSearch:
         if accelerated.services.guard is not None:
             accelerated.services.guard.start()
         self._pipeline.wait(self._options.guard_timeout)
+        with native_call():
+            self._results(self._exact)
         best: Reduced | None = None
         try:
             for found in self._forms():
@@ -292,7 +295,7 @@ class PrecisionSearch:
             if model.plain.live(self._inputs[0]) is None:
                 return judged("not live", why=_why_not_live(pipeline)), None
             with native_call():
-                got = [self._arrays(model.plain(x)) for x in self._inputs]
+                got = self._results(model)
                 share = max(self._used(g, want) for g, want in zip(got, self._expected, strict=True))
                 timing = None if known is not None else self._race(model)
             if model.plain.live(self._inputs[0]) is None:  # the guard has found it wrong, and the host answered
@@ -321,6 +324,16 @@ class PrecisionSearch:
         finally:
             if pipeline is not None:
                 pipeline.close()
+
+    def _results(self, model: ImportedModel) -> list[list[np.ndarray]]:
+        """The results of a model's executables, once the guard has compared their first calls: the host may answer
+        these, and until the background has judged them. No comparison is left to disturb what is timed next."""
+        for again in (True, False):
+            results = [self._arrays(model.plain(x)) for x in self._inputs]
+            comparisons().wait()
+            if not again or model.plain.live(self._inputs[0]) is None:
+                break
+        return results
 
     def _race(self, model: ImportedModel) -> Tuning:
         """Time a form and the model in its own precision in turns."""
