@@ -590,9 +590,11 @@ def test_a_comparison_that_ends_late_leaves_the_next_executable_alone() -> None:
         launch([X + 100, X])  # wrong, and its comparison waits for its turn
         assert launch.record.move_from(State.LIVE, State.READY, "raced")
         launch.go_live(Does(right), "raced")
+        assert launch._before is guard.live
     finally:
         go.set()
     comparisons().wait()
+    assert launch._before is None, "it is wrong"
     assert launch.record.state is State.LIVE
     assert guard.failures == [("shadow", "wrong numbers")]
     assert "another executable answers by now" in launch.record.faults[-1].message

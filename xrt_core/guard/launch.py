@@ -697,6 +697,7 @@ class GuardedLaunch(Launch):
         elif self._schedule is call.schedule:  # another thread has found it
             return
         else:
+            self._before = None
             doubt += "; another executable answers by now"
         self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
 
