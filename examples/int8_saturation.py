@@ -3,9 +3,9 @@
     python examples/int8_saturation.py [--engine onnxruntime] [--engine openvino]
 
 Processors with AVX2 but without VNNI multiply 8-bit integers by an instruction (VPMADDUBSW) that adds two products in
-16 bits: what exceeds 32767 is cut off. ONNX Runtime has exact kernels as well, which XRT asks for there; what saturates
-all the same, the guard finds. The program multiplies large numbers by each library itself and through XRT, and prints how
-far the results are from exact sums. With VNNI nothing saturates, and the program says so.
+16 bits: what exceeds 32767 is cut off. ONNX Runtime has exact kernels as well, which XRT asks for there; what
+saturates all the same, the guard finds. The program multiplies large numbers by each library itself and through XRT,
+and prints how far the results are from exact sums. With VNNI nothing saturates, and the program says so.
 """
 
 from __future__ import annotations

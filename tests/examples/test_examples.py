@@ -200,8 +200,8 @@ def test_integers_that_saturate_do_not_reach_the_caller(engine: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "through XRT: off by 0.0%" in done.stdout
     assert ("itself: off by 0.0%" in done.stdout) == ("nothing saturates here" in done.stdout)
-    if "nothing saturates here" not in done.stdout:
-        assert f"answered by {'onnxruntime' if engine == 'onnxruntime' else 'the host'}" in done.stdout
+    if "nothing saturates here" not in done.stdout and engine == "openvino":
+        assert "answered by the host" in done.stdout
 
 
 def test_scikit_learn_learns_the_same() -> None:

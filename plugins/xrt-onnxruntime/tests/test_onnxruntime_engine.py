@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from xrt_onnxruntime import OnnxRuntimeEngine
+from xrt_onnxruntime.integer_products import with_integer_products
 
 import xrt_core as xrt
 from xrt_core.engine.contract import CompileOptions, Executable, Function
@@ -24,6 +26,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
 from xrt_core.testing.processes import run_python
+from xrt_core.verify.reference import run_host
 
 F32, F64, I32 = (np.dtype(t) for t in (np.float32, np.float64, np.int32))
 
@@ -455,6 +458,81 @@ def test_precise_kernels_where_others_saturate(
 
     assert said({}) == ("1" if saturates else "")
     assert said({entry: "0"}) == "0"
+
+
+def _quantised_products(dtype: Any, zero: int, *, columns: bool = True, quantised: bool = False) -> list[Any]:
+    """Two products with x, which is quantised once, and one of what is computed, each with the result in float32 but
+    for the last with `quantised`. Returns inputs, nodes, outputs."""
+    rng = np.random.default_rng(0)
+
+    def constant(name: str, data: Any) -> Value:
+        return Value.constant(np.asarray(data), name)
+
+    x = _value("x", F32, 2, 8, 64)
+    scale, point = constant("s", np.float32(0.05)), constant("z", np.array(zero, dtype))
+    q, f, nodes, outputs = _value("q", dtype, 2, 8, 64), _value("f", F32, 2, 8, 64), [], []
+    nodes.append(Node("QuantizeLinear", [x, scale, point], [q], version=13))
+    nodes.append(Node("DequantizeLinear", [q, scale, point], [f], version=13))
+    for k in range(2):
+        w = constant(f"w{k}", rng.integers(-127, 128, (64, 32)).astype(np.int8))
+        scales = constant(f"ws{k}", rng.uniform(0.01, 0.02, 32 if columns else ()).astype(np.float32))
+        v, y = _value(f"v{k}", F32, 64, 32), _value(f"y{k}", F32, 2, 8, 32)
+        nodes.append(Node("DequantizeLinear", [w, scales], [v], {"axis": 1}, version=13))
+        nodes.append(Node("MatMul", [f, v], [y], version=13, name=f"product{k}"))
+        outputs.append(y)
+    t = _value("t", F32, 2, 64, 8)
+    g, r = _value("g", F32, 2, 8, 8), _value("r", dtype, 2, 8, 8)
+    nodes.append(Node("Transpose", [f], [t], {"perm": (0, 2, 1)}, version=13))
+    tq, tf = _value("tq", np.int8, 2, 64, 8), _value("tf", F32, 2, 64, 8)
+    nodes.append(Node("QuantizeLinear", [t, scale, constant("tz", np.int8(0))], [tq], version=13))
+    nodes.append(Node("DequantizeLinear", [tq, scale], [tf], version=13))
+    nodes.append(Node("MatMul", [f, tf], [g], version=13, name="scores"))
+    if quantised:
+        nodes.append(Node("QuantizeLinear", [g, constant("rs", np.float32(2)), point], [r], version=13))
+    return [[x], nodes, [*outputs, r if quantised else g]]
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [(np.uint8, 128), (np.uint8, 100), (np.int8, 0), (np.int8, -7)])
+@pytest.mark.parametrize("columns", [True, False])
+def test_dequantised_matrices_are_multiplied_as_integers(
+    engine: OnnxRuntimeEngine, dtype: Any, zero: int, columns: bool
+) -> None:
+    """Sums are exact, and x is quantised once, to uint8."""
+    inputs, nodes, outputs = _quantised_products(dtype, zero, columns=columns)
+    function = Function.from_graph(Graph(inputs, outputs, nodes, opsets={"": 21}, name="test"))
+    made = with_integer_products(function)
+    assert Counter(n.op_type for n in made.body.nodes) == {
+        "MatMulInteger": 3, "Cast": 3, "Mul": 3, "QuantizeLinear": 3 if dtype == np.int8 else 2, "Transpose": 1,
+        "DequantizeLinear": 1,
+    }  # fmt: skip
+    x = np.random.default_rng(1).uniform(-8, 8, (2, 8, 64)).astype(np.float32)  # some of it is cut off
+    expected = run_host(function, [x], wide=True)[0]
+    for f in (function, made):
+        for got, want in zip(run_host(f, [x])[0], expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+    for got, want in zip(_compile(engine, inputs, nodes, outputs).run([x]), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+def test_products_that_are_quantised_are_left_to_the_library() -> None:
+    """It has kernels for those."""
+    inputs, nodes, outputs = _quantised_products(np.uint8, 128, quantised=True)
+    function = Function.from_graph(Graph(inputs, outputs, nodes, opsets={"": 21}, name="test"))
+    made = with_integer_products(function).body.nodes
+    assert [n.name for n in made if n.op_type == "MatMul"] == ["scores"]
+    assert sum(n.op_type == "MatMulInteger" for n in made) == 2
+
+
+def test_integers_of_a_caller_stay_signed() -> None:
+    """Nothing is there that could quantise them otherwise."""
+    x, w = _value("x", np.int8, 4, 64), Value.constant(np.ones((64, 4), np.int8), "w")
+    one, f, v, y = Value.constant(np.float32(1), "s"), _value("f", F32, 4, 64), Value("v"), _value("y", F32, 4, 4)
+    nodes = [
+        Node("DequantizeLinear", [x, one], [f], version=13), Node("DequantizeLinear", [w, one], [v], version=13),
+        Node("MatMul", [f, v], [y], version=13),
+    ]  # fmt: skip
+    function = Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="test"))
+    assert with_integer_products(function) is function
 
 
 def test_powers_of_integers_are_exact() -> None:

@@ -24,6 +24,7 @@ from xrt_onnxruntime import _toolkit
 from xrt_onnxruntime.deviations import avoided
 from xrt_onnxruntime.device import DeviceExecutable
 from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable
+from xrt_onnxruntime.integer_products import with_integer_products
 from xrt_onnxruntime.weights import Weights
 
 _OPTIONS: Final = (
@@ -128,12 +129,12 @@ class OnnxRuntimeCompiler(GraphCompiler):
         Raises CompileError with the library's own first line.
         """
         on_cpu = self._providers is None
-        exported = _exported(function, unaligned=on_cpu, lists_beside=True)
+        exported = _exported(function, on_cpu, unaligned=on_cpu, lists_beside=True)
         try:
             weights = Weights(exported, from_files=on_cpu)
             session = self._session(weights)
             if not weights.are_current():  # another model was put in its place meanwhile
-                weights = Weights(_exported(function, lists_beside=True), from_files=False)
+                weights = Weights(_exported(function, on_cpu, lists_beside=True), from_files=False)
                 session = self._session(weights)
         except Exception as e:
             raise CompileError(
@@ -171,7 +172,7 @@ class OnnxRuntimeCompiler(GraphCompiler):
         """The model that the library is given, or what its graph optimisations make of it."""
         if stage not in self.stages:
             return super().as_text(function, entry_params, return_params, aliases, stage)
-        exported = _exported(function)
+        exported = _exported(function, self._providers is None)
         if stage == "onnx":
             return as_onnx_text(exported.model)
         options = self.session_options()
@@ -198,11 +199,13 @@ class OnnxRuntimeCompiler(GraphCompiler):
         )
 
 
-def _exported(function: Function, **more: bool) -> OnnxModel:
+def _exported(function: Function, on_cpu: bool, **more: bool) -> OnnxModel:
     """The function in the newest opset that the library has kernels for; in a newer one that it takes where some node
     has no older form. Raises CompileError."""
     settled, newest = _toolkit.settled_opset(), _toolkit.newest_opset()
     function = avoided(without_missing_bounds(function))
+    if on_cpu:
+        function = with_integer_products(function)
     try:
         return onnx_model(function, engine="onnxruntime", newest_opset=settled, **more)
     except CompileError:
