@@ -523,16 +523,48 @@ def test_products_that_are_quantised_are_left_to_the_library() -> None:
     assert sum(n.op_type == "MatMulInteger" for n in made) == 2
 
 
-def test_integers_of_a_caller_stay_signed() -> None:
-    """Nothing is there that could quantise them otherwise."""
-    x, w = _value("x", np.int8, 4, 64), Value.constant(np.ones((64, 4), np.int8), "w")
-    one, f, v, y = Value.constant(np.float32(1), "s"), _value("f", F32, 4, 64), Value("v"), _value("y", F32, 4, 4)
-    nodes = [
-        Node("DequantizeLinear", [x, one], [f], version=13), Node("DequantizeLinear", [w, one], [v], version=13),
-        Node("MatMul", [f, v], [y], version=13),
-    ]  # fmt: skip
-    function = Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="test"))
-    assert with_integer_products(function) is function
+@pytest.mark.parametrize("is_dequantised", [True, False])
+@pytest.mark.parametrize("zero", [None, -128, 5, 127])
+@pytest.mark.parametrize("constant", [True, False])
+def test_products_of_int8_are_made_of_uint8(
+    engine: OnnxRuntimeEngine, is_dequantised: bool, zero: int | None, constant: bool
+) -> None:
+    """For which the library has kernels that are many times as fast; all values of an int8 are there."""
+    rng = np.random.default_rng(0)
+    numbers, weights = (rng.integers(-128, 128, s).astype(np.int8) for s in ((8, 64), (64, 32)))
+    numbers[0], weights[:, 0] = 127, -128
+    x = _value("x", np.int8, 8, 64)
+    w = Value.constant(weights, "w") if constant else _value("w", np.int8, 64, 32)
+    zeros = [] if zero is None else [Value.constant(np.int8(zero), "z")]
+    exact = (numbers.astype(np.int64) - (zero or 0)) @ weights.astype(np.int64)
+    if is_dequantised:
+        one, f, v, y = Value.constant(np.float32(1), "s"), _value("f", F32, 8, 64), Value("v"), _value("y", F32, 8, 32)
+        nodes = [
+            Node("DequantizeLinear", [x, one, *zeros], [f], version=13),
+            Node("DequantizeLinear", [w, one], [v], version=13),
+            Node("MatMul", [f, v], [y], version=13),
+        ]
+    else:
+        y = _value("y", np.int32, 8, 32)
+        nodes = [Node("MatMulInteger", [x, w, *zeros], [y], version=10)]
+    inputs = [x] if constant else [x, w]
+    function = Function.from_graph(Graph(inputs, [y], nodes, opsets={"": 21}, name="test"))
+    made = with_integer_products(function).body.nodes
+    assert Counter(n.op_type for n in made)["BitwiseXor"] == (1 if constant else 2)
+    (product,) = (n for n in made if n.op_type == "MatMulInteger")
+    assert [v is not None and v.dtype == np.uint8 for v in product.inputs[:2]] == [True, not constant]
+    given = [numbers] if constant else [numbers, weights]
+    np.testing.assert_array_equal(_compile(engine, inputs, nodes, [y]).run(given)[0], exact)
+
+
+def test_a_zero_point_that_is_computed_stays_signed() -> None:
+    """As does a product that has nothing of int8."""
+    x, z, y = _value("x", np.int8, 4, 64), _value("z", np.int8), _value("y", np.int32, 4, 4)
+    w = Value.constant(np.ones((64, 4), np.int8), "w")
+    for inputs, read in (([x, z], [x, w, z]), ([u := _value("u", np.uint8, 4, 64)], [u, w])):
+        node = Node("MatMulInteger", read, [y], version=10)
+        function = Function.from_graph(Graph(inputs, [y], [node], opsets={"": 21}, name="test"))
+        assert with_integer_products(function) is function
 
 
 def test_powers_of_integers_are_exact() -> None:
