@@ -46,15 +46,18 @@ class Varying:
     def arrays(self, b: int, n: int) -> dict[int, np.ndarray]:
         """Its arguments for these sizes, by the number of the input."""
         sizes, found = {"b": b, "n": n}, {}
+        rng = np.random.default_rng([b, n, *str(self).encode()])  # the same, whatever ran before
         for i, given in enumerate(self.inputs):
             if isinstance(given, tuple):
                 dtype, *shape = given
                 dims = [sizes.get(d, d) for d in shape]
                 if np.dtype(dtype).kind in "iu":
-                    most = n + 1 if tuple(shape) == ("b",) else self.below
-                    found[i] = R.integers(0, most, dims).astype(dtype)
+                    is_length = tuple(shape) == ("b",)
+                    found[i] = rng.integers(int(is_length), n + 1 if is_length else self.below, dims).astype(dtype)
+                    if tuple(shape) == ("b", "n"):
+                        found[i][:, 0] = 1  # rows that are masked as a whole have the rounding of the mask's -10000
                 else:
-                    found[i] = R.standard_normal(dims).astype(dtype)
+                    found[i] = rng.standard_normal(dims).astype(dtype)
         return found
 
     def model(self) -> onnx.ModelProto:
