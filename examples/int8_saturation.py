@@ -1,4 +1,4 @@
-"""Products of 8-bit integers that saturate in 16 bits: no caller of XRT gets them.
+"""Products of 8-bit integers that saturate in 16 bits, and what XRT's callers get.
 
     python examples/int8_saturation.py [--engine onnxruntime] [--engine openvino]
 

@@ -682,7 +682,8 @@ class GuardedLaunch(Launch):
             schedule.postpone(call.number, call.cost + time.perf_counter() - start, call.seconds)
         if check.is_right or check.is_doubtful:
             schedule.confirm(call.number)
-            self._before = None
+            if schedule is self._schedule:
+                self._before = None
             return True
         self._disprove(check.reason, call, self.record.calls)
         return False

@@ -36,8 +36,8 @@ _FLOAT16: Final = Tolerance(1.4e-3, 2e-2, reason="TensorRT may keep sums in floa
 _UNTIL_DONE: Final = {"session.force_spinning_stop": "1"}
 """Threads spin while a call runs, and sleep once it is done."""
 _PRECISE: Final = {"session.x64quantprecision": "1"}
-"""Products of uint8 and int8 take kernels that do not saturate: a tenth slower than those that do, with AVX2. Source:
-`onnxruntime_session_options_config_keys.h`."""
+"""Products of uint8 and int8 take kernels that do not saturate, and are slower for few rows
+(`benchmarks/int8_products.py`). Source: `onnxruntime_session_options_config_keys.h`."""
 
 
 def tolerance_of(options: CompileOptions, device: bool) -> Mapping[str, Tolerance]:
