@@ -41,8 +41,6 @@ def with_integer_products(function: Function) -> Function:
     A second matrix of int8 saturates on processors without VNNI, unless it is constant.
     """
     graph = function.body
-    if not any(n.op_type in ("DequantizeLinear", "MatMulInteger") for n in graph.nodes):
-        return function
     made = _Rewriting(graph)
     nodes = [new for node in graph.nodes for new in made.rewritten(node)]
     if not made.found:
@@ -67,10 +65,10 @@ class _Rewriting:
             return self._of_unsigned(node)
         if node.op_type != "MatMul" or node.outputs[0].dtype != _FLOAT:
             return [node]
-        if any(self._graph.nodes[i].op_type == "QuantizeLinear" for i in self._readers(node.outputs[0])):
-            return [node]
         a, b = (self._factor(v) for v in node.inputs)
         if a is None or b is None or a.scale.ndim or not _is_small(a.integers, b.integers):
+            return [node]
+        if any(self._graph.nodes[i].op_type == "QuantizeLinear" for i in self._readers(node.outputs[0])):
             return [node]
         self.read_before |= {n for v in node.inputs if v is not None and (n := self._graph.producer(v)) is not None}
         product, *rest = _product(node, a, b)
