@@ -524,9 +524,10 @@ def test_nobody_waits_for_a_long_judgement(is_right: bool, monkeypatch: pytest.M
             np.testing.assert_array_equal(launch([X, X])[0], X + X)
         assert launch.record.state is State.LIVE
         assert executable.runs == 1
+        assert launch.judged is not None and not launch.judged.is_set()
     finally:
         go.set()
-    comparisons().wait()
+    assert launch.judged.wait(30)
     assert launch.record.state is (State.LIVE if is_right else State.REJECTED)
     np.testing.assert_array_equal(to_numpy(launch([X, X])[0]), X + X)
     assert executable.runs == 1 + is_right

@@ -43,6 +43,7 @@ from xrt_core import ops
 from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
 from xrt_core.errors import OptionError
 from xrt_core.frontends.onnx_export import save
+from xrt_core.guard import launch as launch_module
 from xrt_core.guard import manager
 from xrt_core.guard.sampling import comparisons
 from xrt_core.guard.verdict_cache import forget_all
@@ -57,6 +58,7 @@ from xrt_core.testing import functions
 from xrt_core.testing.processes import run_python
 from xrt_core.testing.stage_faults import STAGE_FAULTS
 from xrt_core.verify import autotune, evaluate
+from xrt_core.verify.checker import ResultChecker
 
 STATES = ["queued", "compiling", "verifying", "ready", "live"]
 
@@ -142,6 +144,32 @@ def test_a_choice_that_drifts_is_revisited(monkeypatch: pytest.MonkeyPatch) -> N
         assert states(m) == [*STATES, "ready", "live"]  # the same choice: nothing moves
         assert m.report().clusters[0]["host_calls"] == 1
     assert [e.name for e in events].count("guard.race") == 2
+
+
+def test_wait_waits_for_judgements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the background judges first results, calls after `wait` are the engine's, and not the host's meanwhile."""
+    monkeypatch.setattr(launch_module, "_LONG_TO_WAIT", 0.0)
+    monkeypatch.setattr(ResultChecker, "agrees", lambda *args: False)
+    judge, go = ResultChecker.check_results, threading.Event()
+
+    def check_results(*args: Any) -> Any:
+        assert go.wait(30)
+        return judge(*args)
+
+    graph, x, want = chain()
+    with module(graph, ["plain"], guard_sandbox=False, guard_tune=False) as m:
+        m.prepare({graph.inputs[0].name: x})
+        assert m.wait(60)
+        monkeypatch.setattr(ResultChecker, "check_results", check_results)
+        try:
+            m(x)
+            assert not m.wait(0)
+        finally:
+            go.set()
+        assert m.wait(30)
+        before = m.report().clusters[0]["host_calls"]
+        np.testing.assert_array_equal(m(x), want)
+        assert m.report().clusters[0]["host_calls"] == before
 
 
 def test_a_provisional_choice_of_the_host_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:

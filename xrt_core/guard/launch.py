@@ -112,14 +112,15 @@ class GuardedLaunch(Launch):
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
     the inputs of a first call, as far as they are known. answered: a call that the host answered, for the whole graph
     or in a warm-up run, until it has been compared. unwanted: its plan was dropped, and no executable is built any
-    more. cancel: ends the build that runs. synchronize: waits for the device, where the launch has one: what is timed
+    more. cancel: ends the build that runs. judged: set once the background has judged a first comparison whose caller did
+    not wait for it; None where there was none. synchronize: waits for the device, where the launch has one: what is timed
     begins and ends with that, so that neither work before it counts nor is work left out.
     """
 
     __slots__ = (
         "_before", "_build", "_call", "_checker", "_donated", "_failures", "_looks_at", "_passed", "_schedule",
-        "_settings", "_timed", "answered", "cancel", "expectation", "note", "ranges", "record", "shares_cores",
-        "synchronize", "tolerance", "unwanted",
+        "_settings", "_timed", "answered", "cancel", "expectation", "judged", "note", "ranges", "record",
+        "shares_cores", "synchronize", "tolerance", "unwanted",
     )  # fmt: skip
 
     def __init__(
@@ -142,6 +143,7 @@ class GuardedLaunch(Launch):
         self.cancel: Callable[[], None] | None = None
         self.ranges: tuple[Range | None, ...] = ()
         self.answered: Answered | None = None
+        self.judged: threading.Event | None = None
         self.synchronize: Callable[[], None] | None = None
         self.tolerance: Mapping[str, Tolerance] = {}
         self._settings = settings
@@ -654,7 +656,7 @@ class GuardedLaunch(Launch):
             is_long = is_waited_for and self._is_long_to_judge(host, schedule)
             call = call._replace(cost=call.cost + host)
             is_left = is_long and not checker.agrees(call.results, call.tolerance)
-            if is_left and comparisons().submit(partial(self._judge, call, checker)):
+            if is_left and self._leave_judgement(call, checker):
                 schedule.taker = 0
                 return expected
         except Exception as e:
@@ -667,6 +669,22 @@ class GuardedLaunch(Launch):
     def _is_long_to_judge(self, seconds: float, schedule: SamplingSchedule) -> bool:
         """seconds: that the host takes for these inputs; to judge what differs takes it some ten times as long."""
         return self._settings.asynchronous and not schedule.is_periodic and seconds > _LONG_TO_WAIT
+
+    def _leave_judgement(self, call: _Comparison, checker: ResultChecker) -> bool:
+        """Have the background judge, which `judged` tells. Returns False where it takes no more."""
+        judged = threading.Event()
+
+        def work() -> None:
+            try:
+                self._judge(call, checker)
+            finally:
+                judged.set()
+
+        before, self.judged = self.judged, judged  # before the work, which may end at once
+        if comparisons().submit(work):
+            return True
+        self.judged = before
+        return False
 
     def _judge(self, call: _Comparison, checker: ResultChecker) -> bool:
         """Whether the results of a call are right, or cannot be judged; if not, the cluster is rejected."""

@@ -98,6 +98,8 @@ class GuardManager:
         """In a process that was just forked: no build goes on here."""
         self._lock = threading.Lock()
         self._building = weakref.WeakKeyDictionary()
+        for launch in self._all():
+            launch.judged = None
         self._builder.after_fork()
 
     # --- used by the pipeline --------------------------------------------------------------------------------------
@@ -142,21 +144,25 @@ class GuardManager:
         return any(x.is_pending for x in self._all() if x in self._building)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until every started build has ended: live, failed or rejected, and engines that were left for later were
-        compared. Returns False after `timeout` seconds."""
+        """Wait until every started build has ended: live, failed or rejected, engines that were left for later were
+        compared, and first results judged for which no caller waits. Returns False after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
+
+        def left() -> float | None:
+            return None if deadline is None else max(deadline - time.monotonic(), 0)
+
         for launch in self._all():
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            if launch in self._building and not launch.record.settled.wait(left):
+            if (judged := launch.judged) is not None and not judged.wait(left()):
+                return False
+            if launch in self._building and not launch.record.settled.wait(left()):
                 return False
         for launch in self._all():
             while launch.untried:
                 self.drifted(launch, f"{', '.join(launch.untried)} had not been tried")  # unless it is going on
-                left = None if deadline is None else max(deadline - time.monotonic(), 0)
                 job = self._building.get(launch)
                 if job is None or self.closed:
                     break
-                if not job.done.wait(left):
+                if not job.done.wait(left()):
                     return False
         return True
 
