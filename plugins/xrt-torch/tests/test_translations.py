@@ -420,22 +420,27 @@ MIXED: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", MIXED)
 def test_operands_of_different_types(name: str) -> None:
-    """Values and type of the result are eager's, where the second operand is a tensor and where it is a scalar one."""
-    tried = 0
+    """Values and type of the result are eager's, where the second operand is a tensor and where it is a scalar one: all
+    in one graph."""
+    pairs, wanted = [], []
     for a, b in itertools.product(TYPES.values(), TYPES.values()):
         for args in ((a, b), (a, b[0])):
             try:
-                expected = MIXED[name](*args)
+                wanted.append(MIXED[name](*args))
             except RuntimeError:  # types that torch does not take
                 continue
-            graphs: list[CompiledGraph] = []
-            found = captured(MIXED[name], {"engine": "host"}, graphs)(*args)
-            torch.testing.assert_close(found, expected, equal_nan=True)
-            left = [why for g in graphs for why in g.eager_nodes.values() if "divided by 0" not in why]
-            assert not left, (a.dtype, b.dtype)
-            assert not [g.reason for g in graphs if g.reason], (a.dtype, b.dtype)
-            tried += 1
-    assert tried
+            pairs.append(args)
+    assert pairs
+
+    def function(*given: Any) -> list[Any]:
+        return [MIXED[name](a, b) for a, b in zip(given[::2], given[1::2], strict=True)]
+
+    graphs: list[CompiledGraph] = []
+    found = captured(function, {"engine": "host"}, graphs)(*itertools.chain.from_iterable(pairs))
+    for one, expected, (a, b) in zip(found, wanted, pairs, strict=True):
+        torch.testing.assert_close(one, expected, equal_nan=True, msg=lambda m, a=a, b=b: f"{a}, {b}: {m}")
+    assert not [why for g in graphs for why in g.eager_nodes.values() if "divided by 0" not in why]
+    assert not [g.reason for g in graphs if g.reason]
 
 
 def test_histograms_and_modes() -> None:
