@@ -524,7 +524,8 @@ def test_nobody_waits_for_a_long_judgement(is_right: bool, monkeypatch: pytest.M
             np.testing.assert_array_equal(launch([X, X])[0], X + X)
         assert launch.record.state is State.LIVE
         assert executable.runs == 1
-        assert launch.judged is not None and not launch.judged.is_set()
+        assert launch.judged is not None
+        assert not launch.judged.is_set()
     finally:
         go.set()
     assert launch.judged.wait(30)

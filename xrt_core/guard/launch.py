@@ -112,9 +112,9 @@ class GuardedLaunch(Launch):
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
     the inputs of a first call, as far as they are known. answered: a call that the host answered, for the whole graph
     or in a warm-up run, until it has been compared. unwanted: its plan was dropped, and no executable is built any
-    more. cancel: ends the build that runs. judged: set once the background has judged a first comparison whose caller did
-    not wait for it; None where there was none. synchronize: waits for the device, where the launch has one: what is timed
-    begins and ends with that, so that neither work before it counts nor is work left out.
+    more. cancel: ends the build that runs. judged: set once the background has judged the first comparison, where its
+    caller did not wait for that; None where none was left to it. synchronize: waits for the device, where the launch
+    has one: what is timed begins and ends with that, so that neither work before it counts nor is work left out.
     """
 
     __slots__ = (
