@@ -555,6 +555,7 @@ ELSEWHERE: Final = {
     "plugins/xrt-contrib/src/xrt_contrib/activation.py": "the activations that it lowers",
     "plugins/xrt-onnxruntime/src/xrt_onnxruntime/deviations.py": "divisions, which end the process",
     "plugins/xrt-onnxruntime/src/xrt_onnxruntime/__init__.py": "what raises where an index is out of range",
+    "plugins/xrt-onnxruntime/src/xrt_onnxruntime/integer_products.py": "what has kernels for uint8 alone",
     "plugins/xrt-openvino/src/xrt_openvino/deviations.py": "what the library computes as ONNX says",
     "plugins/xrt-tensorrt/src/xrt_tensorrt/carrying.py": "what the library computes in a float32 that carries uint8",
     "plugins/xrt-tensorrt/src/xrt_tensorrt/deviations.py": "what the library reads, builds and multiplies",

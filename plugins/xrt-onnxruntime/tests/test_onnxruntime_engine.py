@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -458,6 +459,77 @@ def test_precise_kernels_where_others_saturate(
 
     assert said({}) == ("1" if saturates else "")
     assert said({entry: "0"}) == "0"
+
+
+@pytest.mark.parametrize("precise", ["0", "1"])
+@pytest.mark.parametrize("op", ["QLinearConv", "QLinearMatMul"])
+def test_requantised_products_of_int8(
+    engine: OnnxRuntimeEngine, op: str, precise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the kernels that do not saturate the library has none for int8, and makes no session; in a chain it gets no
+    int8 in between. The results are those of the host."""
+    monkeypatch.setattr("xrt_onnxruntime.compiler.adds_int8_in_16_bits", lambda: True)
+    rng = np.random.default_rng(0)
+
+    def constant(name: str, data: Any) -> Value:
+        return Value.constant(np.asarray(data), name)
+
+    conv = op == "QLinearConv"
+    shape = (1, 8, 6, 6) if conv else (4, 8)
+    x, q, r = _value("x", F32, *shape), _value("q", np.int8, *shape), _value("r", np.int8, *shape)
+    t, y = _value("t", np.int8, *shape), _value("y", F32, *shape)
+    zero = constant("z", np.int8(-3))
+    scales = [constant(f"s{k}", np.float32(s)) for k, s in enumerate((0.02, 0.01, 0.9, 5.0))]
+    weights = constant("w", rng.integers(-127, 128, (8, 8, 3, 3) if conv else (8, 8)).astype(np.int8))
+    by, none = (scales[1], constant("wz", np.int8(0)))
+    pads = {"pads": (1, 1, 1, 1)} if conv else {}
+    nodes = [
+        Node("QuantizeLinear", [x, scales[0], zero], [q], version=13),
+        Node(op, [q, scales[0], zero, weights, by, none, scales[2], zero], [r], pads, version=10),
+        Node(op, [r, scales[2], zero, weights, by, none, scales[3], zero], [t], pads, version=10),
+        Node("DequantizeLinear", [t, scales[3], zero], [y], version=13),
+    ]
+    a = rng.uniform(-3, 3, shape).astype(np.float32)
+    function = Function.from_graph(Graph([x], [r, y], nodes, opsets={"": 21}, name="test"))
+    want = run_host(function, [a])[0]
+    made = engine.compiler("cpu", CompileOptions(extra={"session": {"session.x64quantprecision": precise}}))
+    found = made.compile(function, function.params, function.returns, ()).run([a])
+    for got, expected in zip(found, want, strict=True):
+        assert np.asarray(got).dtype == expected.dtype
+        if precise == "1":  # others may saturate
+            np.testing.assert_array_equal(got, expected)
+    text = made.as_text(function, function.params, function.returns, (), "onnx")
+    assert text.count("BitwiseXor") == 1, "of the result that is returned"
+
+
+@pytest.mark.parametrize("is_dequantised", [False, True])
+def test_constants_that_products_share(
+    engine: OnnxRuntimeEngine, is_dequantised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the kernels that do not saturate the library makes uint8 of a shared zero point twice, and no session."""
+    monkeypatch.setattr("xrt_onnxruntime.compiler.adds_int8_in_16_bits", lambda: True)
+    rng = np.random.default_rng(0)
+    x, y = _value("x", F32, 4, 8), _value("y", F32, 4, 8)
+    q = [_value(f"q{k}", np.uint8, 4, 8) for k in range(4)]
+    step, zero = Value.constant(np.float32(0.05), "s"), Value.constant(np.uint8(120), "z")
+    weights, none = Value.constant(rng.integers(-127, 128, (8, 8)).astype(np.int8), "w"), Value.constant(np.int8(0), "wz")
+    nodes = [Node("QuantizeLinear", [x, step, zero], [q[0]], version=13)]
+    if is_dequantised:
+        w = _value("wf", F32, 8, 8)
+        nodes.append(Node("DequantizeLinear", [weights, step, none], [w], version=13))
+    for a, b in pairwise(q):
+        if is_dequantised:
+            f, g = _value(f"{b.name}_f", F32, 4, 8), _value(f"{b.name}_g", F32, 4, 8)
+            nodes.append(Node("DequantizeLinear", [a, step, zero], [f], version=13))
+            nodes.append(Node("MatMul", [f, w], [g], version=13))
+            nodes.append(Node("QuantizeLinear", [g, step, zero], [b], version=13))
+        else:
+            nodes.append(Node("QLinearMatMul", [a, step, zero, weights, step, none, step, zero], [b], version=10))
+    nodes.append(Node("DequantizeLinear", [q[-1], step, zero], [y], version=13))
+    function = Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="test"))
+    a = rng.uniform(-1, 1, (4, 8)).astype(np.float32)
+    found = engine.compiler("cpu", CompileOptions()).compile(function, function.params, function.returns, ()).run([a])
+    np.testing.assert_array_equal(found[0], run_host(function, [a])[0][0])
 
 
 def _quantised_products(dtype: Any, zero: int, *, columns: bool = True, quantised: bool = False) -> list[Any]:

@@ -25,6 +25,7 @@ from xrt_onnxruntime.deviations import avoided
 from xrt_onnxruntime.device import DeviceExecutable
 from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable
 from xrt_onnxruntime.integer_products import with_integer_products
+from xrt_onnxruntime.shared_constants import unshared
 from xrt_onnxruntime.weights import Weights
 
 _OPTIONS: Final = (
@@ -206,6 +207,8 @@ def _exported(function: Function, on_cpu: bool, **more: bool) -> OnnxModel:
     function = avoided(without_missing_bounds(function))
     if on_cpu:
         function = with_integer_products(function)
+        if adds_int8_in_16_bits():
+            function = unshared(function)
     try:
         return onnx_model(function, engine="onnxruntime", newest_opset=settled, **more)
     except CompileError:

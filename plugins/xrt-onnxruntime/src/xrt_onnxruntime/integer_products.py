@@ -4,7 +4,9 @@ Where DequantizeLinear gives both matrices, and the result is not quantised as w
 TensorRT, the library dequantises the weights in each call and multiplies floats: BERT with 72 such products took 490 ms
 on two cores with AVX2, as products of integers 140, and in float32 194.
 
-The kernels for a first matrix of int8 are slow: 256 x 512 x 512 takes 3.6 ms on such a machine, with uint8 0.6.
+The kernels for a first matrix of int8 are slow: 256 x 512 x 512 takes 3.6 ms on such a machine, with uint8 0.6. And
+where kernels are asked for that do not saturate, the library makes uint8 of constant weights, and then has none for
+QLinearConv and QLinearMatMul of int8.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ _DEPTH: Final = 1 << 15
 """Of products of 255 and 255, of which the sum stays within int32."""
 _OFFSET: Final = 128
 """Between an int8 and the uint8 of the same place in its range."""
+_REQUANTISED: Final = ("QLinearConv", "QLinearMatMul")
+"""Inputs: x, its scale and zero point, the weights and theirs, and the scale and zero point of the result."""
 
 
 class _Factor(NamedTuple):
@@ -35,8 +39,9 @@ class _Factor(NamedTuple):
 
 def with_integer_products(function: Function) -> Function:
     """`function` with MatMulInteger in the place of MatMul of two dequantised matrices, where no QuantizeLinear reads
-    the result, and with uint8 in the place of int8 in what MatMulInteger multiplies but for constants; itself where
-    there is neither. The sums are exact in int32, and scaled once.
+    the result, and with uint8 in the place of int8 in what MatMulInteger, QLinearMatMul and QLinearConv multiply but
+    for constants, and in the results of the latter; itself where there is none of them. The sums are exact in int32,
+    and scaled once.
 
     A second matrix of int8 saturates on processors without VNNI, unless it is constant.
     """
@@ -63,6 +68,10 @@ class _Rewriting:
             return [node]
         if node.op_type == "MatMulInteger":
             return self._of_unsigned(node)
+        if node.op_type in _REQUANTISED:
+            return self._to_unsigned(node)
+        if node.op_type == "DequantizeLinear":
+            return [self._of_result(node)]
         if node.op_type != "MatMul" or node.outputs[0].dtype != _FLOAT:
             return [node]
         a, b = (self._factor(v) for v in node.inputs)
@@ -91,6 +100,44 @@ class _Rewriting:
             return [node]
         self.found = True
         return [*nodes, node.replace(inputs=inputs)]
+
+    def _to_unsigned(self, node: Node) -> list[Node]:
+        """A QLinearConv or QLinearMatMul of int8 as one of uint8, and what makes int8 of its result."""
+        x, _, zero, *_ = inputs = list(node.inputs)
+        before, result = inputs[7], node.outputs[0]
+        if x is None or zero is None or before is None or result is None:
+            return [node]
+        if {x.dtype, result.dtype} != {_INT8} or x.data is not None or zero.data is None or before.data is None:
+            return [node]
+        nodes: list[Node] = []
+        inputs[0] = self._as_unsigned(x, nodes)
+        inputs[2] = _shifted(f"{result.name}_x_zero_point", zero.data)
+        inputs[7] = _shifted(f"{result.name}_y_zero_point", before.data)
+        self._unsigned[result] = made = Value(f"{result.name}_unsigned", TensorType(_UINT8, result.shape))
+        signed = Value(f"{result.name}_signed", result.type)
+        sign = Value(f"{result.name}_sign", data=np.array(-_OFFSET, np.int8))
+        back = [
+            Node("Cast", [made], [signed], {"to": 3}, version=13),
+            Node("BitwiseXor", [signed, sign], [result], version=18),
+        ]
+        self.read_before.update(back)
+        self.found = True
+        return [*nodes, node.replace(inputs=inputs, outputs=[made]), *back]
+
+    def _of_result(self, node: Node) -> Node:
+        """A DequantizeLinear of what `_to_unsigned` gave: of the uint8."""
+        x, scale, *rest = node.inputs
+        made = None if x is None else self._unsigned.get(x)
+        zero = rest[0] if rest else None
+        result = node.outputs[0]
+        if made is None or scale is None or scale.shape is None or (zero is not None and zero.data is None):
+            return node
+        if zero is None and not all(isinstance(n, int) for n in scale.shape):
+            return node
+        self.found = True
+        before = np.zeros(scale.shape, np.int8) if zero is None else zero.data  # type: ignore[arg-type]
+        assert result is not None
+        return node.replace(inputs=[made, scale, _shifted(f"{result.name}_x_zero_point", before)])
 
     def _readers(self, value: Value) -> Any:
         return self._graph.consumers.get(value, ())
