@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pathlib
 import random
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +21,9 @@ _KEPT = ("XRT_VERIFY", "XRT_VENV", "XRT_CACHE_DIR")  # the last for a pytest wit
 os.environ["XRT_VERIFY"] = "1"  # the graph is held against the IR's rules after every stage
 for _name in [n for n in os.environ if n.startswith(("FLAGS_", "XRT_")) and n not in _KEPT]:
     del os.environ[_name]  # a developer's own settings must not decide what the tests see
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background: Ctrl-C is tested
+    with contextlib.suppress(ValueError):  # this is not the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["XRT_GUARD"] = "0"  # most tests are about what engines compute; those of the guard ask for it
 
 

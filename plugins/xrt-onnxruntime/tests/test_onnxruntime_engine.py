@@ -512,7 +512,8 @@ def test_constants_that_products_share(
     x, y = _value("x", F32, 4, 8), _value("y", F32, 4, 8)
     q = [_value(f"q{k}", np.uint8, 4, 8) for k in range(4)]
     step, zero = Value.constant(np.float32(0.05), "s"), Value.constant(np.uint8(120), "z")
-    weights, none = Value.constant(rng.integers(-127, 128, (8, 8)).astype(np.int8), "w"), Value.constant(np.int8(0), "wz")
+    weights = Value.constant(rng.integers(-127, 128, (8, 8)).astype(np.int8), "w")
+    none = Value.constant(np.int8(0), "wz")
     nodes = [Node("QuantizeLinear", [x, step, zero], [q[0]], version=13)]
     if is_dequantised:
         w = _value("wf", F32, 8, 8)
