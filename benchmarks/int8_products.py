@@ -4,8 +4,9 @@
 
 "integers" is MatMulInteger with constant weights of int8; "dequantised" is x quantised by one scale, weights with one
 for each column, and MatMul of both dequantised, with the result in float32, as in models that are quantised for
-TensorRT. Milliseconds of a call, medians of turns with a rest before each, and how far the results are from exact ones,
-over the largest. OpenVINO has no MatMulInteger of int8 and int8.
+TensorRT; "requantised" is x quantised by one scale, and QLinearMatMul to the same type. Milliseconds of a call, medians
+of turns with a rest before each, and how far the results are from exact ones, over the largest. OpenVINO has no
+MatMulInteger of int8 and int8, and no QLinearMatMul.
 """
 
 from __future__ import annotations
@@ -52,6 +53,20 @@ def dequantised(first: str, x: np.ndarray, w: np.ndarray) -> tuple[onnx.ModelPro
     return model, (x.astype(np.float64) * SCALE) @ (w.astype(np.float64) * SCALE)
 
 
+def requantised(first: str, x: np.ndarray, w: np.ndarray) -> tuple[onnx.ModelProto, np.ndarray]:
+    """QLinearMatMul of x, quantised, and what it gives."""
+    element = {"int8": TensorProto.INT8, "uint8": TensorProto.UINT8}[first]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("QLinearMatMul", ["q", "s", "z", "w", "s", "wz", "ys", "z"], ["y"]),
+    ]
+    coarse, limits = np.float32(2**5), np.iinfo(first)
+    constants = {"w": w, "s": SCALE, "z": np.zeros((), first), "wz": np.zeros((), np.int8), "ys": coarse}
+    exact = (x.astype(np.float64) * SCALE) @ (w.astype(np.float64) * SCALE)
+    wanted = np.clip(np.rint(exact / coarse), limits.min, limits.max)
+    return _model(nodes, TensorProto.FLOAT, element, x, w, constants), wanted
+
+
 def _model(nodes: Any, given: int, gives: int, x: np.ndarray, w: np.ndarray, constants: Any) -> onnx.ModelProto:
     inputs = [helper.make_tensor_value_info("x", given, x.shape)]
     outputs = [helper.make_tensor_value_info("y", gives, (x.shape[0], w.shape[1]))]
@@ -84,7 +99,7 @@ def main() -> None:
     print(f"{threads} threads; onnxruntime {onnxruntime.__version__}, openvino {openvino.__version__}\n")
     print("| product | x | size |", " | ".join(f"{n} (ms) | off" for n in names), "|")
     print("|---|---|---|" + "---|---|" * len(names))
-    for make in (integers, dequantised):
+    for make in (integers, dequantised, requantised):
         for first in ("int8", "uint8"):
             for size in SIZES:
                 cells = measured(make, first, size, threads)
