@@ -14,7 +14,6 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.profiles import examples
 from xrt_core.engine import engines
-from xrt_core.errors import XRTError
 from xrt_core.frontends.onnx_export import export_function
 from xrt_core.frontends.onnx_import import import_function
 from xrt_core.ir.function import Function
@@ -184,41 +183,6 @@ def test_an_index_that_may_leave_its_range_keeps_a_loop_on_the_host() -> None:
     assert "an index in its body is computed, and may be out of range" in str(module.explain())
     with pytest.raises(Exception, match="out of bounds"):
         module(floats(4), np.array(5))
-
-
-def test_an_engine_that_looks_at_indices_gets_such_a_loop() -> None:
-    """ONNX Runtime raises for an index out of range, and the host then says what is wrong; the next call is again the
-    engine's."""
-    m = model(f"""g (float[4] x, int64 n) => (float y) {{ {GO}  zero = Constant<value = float {{0.0}}>()
-      y = Loop(n, go, zero) <body = b (int64 i, bool c, float s) => (bool d, float t) {{
-        d = Identity(c)  e = Gather<axis = 0>(x, i)  t = Add(s, e) }}>
-    }}""")
-    module = check(m, floats(4), np.array(4), engine="onnxruntime", whole=True)
-    for _ in range(5):
-        with pytest.raises(XRTError, match="out of bounds"):
-            module(floats(4), np.array(5))
-    np.testing.assert_allclose(module(floats(4), np.array(3)), floats(4)[:3].sum(), rtol=1e-6)
-    found = module.explain()
-    assert found.engine_node_count == found.node_count, str(found)
-
-
-@pytest.mark.parametrize("engine", ["auto", "xla", "onnxruntime"])
-def test_a_computed_index_is_for_engines_that_look_at_it(engine: str) -> None:
-    """Of the same cluster XLA, which would clamp the index, gets only the nodes around."""
-    m = model("""g (float[5,3] x, int64[4] i) => (float[4,3] y) {
-      j = Add(i, i)  t = Exp(x)  e = Gather<axis = 0>(t, j)  s = Sin(e)  y = Mul(s, s) }""")
-    if not engines.status("xla").available or not engines.status("onnxruntime").available:
-        pytest.skip("an engine is not here")
-    x, right, wrong = floats(5, 3), np.array([0, 1, 2, -2]), np.array([0, 1, 2, 3])
-    (want,) = ReferenceEvaluator(m).run(None, {"x": x, "i": right})
-    with XRTModule(m, engine=engine, guard=True, guard_sandbox=False, cache=False) as module:
-        for _ in range(3):
-            np.testing.assert_allclose(module(x, right), want, rtol=1e-5)
-            assert module.wait(60)
-        for _ in range(5):
-            with pytest.raises(XRTError, match="out of bounds"):
-                module(x, wrong)
-        np.testing.assert_allclose(module(x, right), want, rtol=1e-5)
 
 
 def test_random_numbers_in_a_body_are_the_hosts() -> None:

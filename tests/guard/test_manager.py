@@ -51,7 +51,6 @@ from xrt_core.guard.worker_pool import WorkerSlot, process_pool
 from xrt_core.host import blas_threads, freed_memory
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.plugins import plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE
@@ -605,26 +604,6 @@ def test_an_engine_that_takes_half_a_cluster_shares_it() -> None:
     assert [s.label for s in made._plan.steps if "on" in s.label] == ["picky_0 on picky", "plain_0 on plain"]
     np.testing.assert_array_equal(made.run([x])[0], XRTModule(function.body, engine="host")(x))
     assert build.alone(function, "plain") is None
-
-
-def test_computed_indices_are_for_engines_that_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a cluster that came about because one engine raises for an index out of range, the others do without."""
-    from xrt_core.cache.store import Compilation, ExecutableStore
-    from xrt_core.engine import engines
-    from xrt_core.events import EventLog
-    from xrt_core.guard.composite import CompositeBuilder
-
-    x, y, t = functions.value("x", 5), functions.value("y", 4), functions.value("t", 4)
-    i, j = (Value(n, TensorType(np.dtype(np.int64), (4,))) for n in "ij")
-    nodes = [functions.node("Add", [i, i], [j]), functions.node("Gather", [x, j], [y]), functions.node("Exp", [y], [t])]
-    function = functions.function("indexed", [x, i], nodes, [t])
-    monkeypatch.setattr(tested.Memo, "checks_indices", ("Gather",))
-    log = EventLog()
-    both = [(engines.get("plain"), "cpu"), (engines.get("memo"), "cpu")]
-    build = CompositeBuilder(Compilation(both, CompileOptions(), ExecutableStore(None, log), log))
-    assert build.supports("plain", function) == [True, False, True]
-    assert build.supports("memo", function) == [True, True, True]
-    assert build.candidates(function, "memo") == ("memo",)
 
 
 def test_an_engine_and_the_host_are_a_way_of_their_own() -> None:

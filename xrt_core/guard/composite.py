@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -19,7 +19,6 @@ from xrt_core.guard.stress import StressTest
 from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Support, engine_and_device
-from xrt_core.ir.op_traits import may_read_indices
 from xrt_core.ir.symbols import size_of
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
@@ -28,7 +27,6 @@ from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.sized_graphs import function_at, reflection_guards
 from xrt_core.runtime.arrays import Range
 from xrt_core.runtime.binding import taken_at
-from xrt_core.runtime.input_checks import raises_for_indices, unproven_indices
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
 from xrt_core.runtime.transfers import adapter
 from xrt_core.verify.checker import ResultChecker
@@ -83,7 +81,6 @@ class CompositeBuilder:
         self.compilation = compilation
         self.place = place
         self._compile: Compile = compilation.executable if compile is None else compile
-        self._unproven: dict[Graph, frozenset[Node]] = {}
 
     def candidates(self, function: Function, first: str | None) -> tuple[str, ...]:
         """Engines to try a function on: `first`, then the others that support every node. Without a first, all that
@@ -101,9 +98,8 @@ class CompositeBuilder:
         """For each node whether the engine supports it. It may load its library when it is first asked."""
         if not self._takes(engine, function):
             return [False] * len(function.body.nodes)
-        indexed = self._indexed(function, function.body)
         with preserved_state(f"engine {engine!r}"):
-            return [self._support(engine, n, indexed).ok for n in function.body.nodes]
+            return [self._support(engine, n).ok for n in function.body.nodes]
 
     def executable(
         self, function: Function, engine: str, fused: bool = True, *, alone: bool = False, shared: bool = False
@@ -142,8 +138,7 @@ class CompositeBuilder:
         """The clusters of the function's body, without marks for engines."""
         others = () if alone else (e for e in self.compilation.engines if e != engine and self._takes(e, function))
         names = [engine, *others]
-        indexed = self._indexed(function, body)
-        candidates = [Candidate(e, partial(self._support, e, indexed=indexed)) for e in names]
+        candidates = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
         with preserved_state(", ".join(names)):
             marks = mark(body, candidates, device=self.compilation.on(engine)[1])
         # alone it is the partition of a module with this engine, which uses the cost model
@@ -191,22 +186,9 @@ class CompositeBuilder:
         takes = partial(taken_at, self.compilation.engines, self.place.device)
         return adapter(self.place.xp, takes, (AUTO,))(made, engine, AUTO)
 
-    def _support(self, engine: str, node: Node, indexed: Collection[Node]) -> Support:
-        """Whether an engine takes a node. indexed: those that are for engines that raise for an index out of range."""
+    def _support(self, engine: str, node: Node) -> Support:
         owner, device = self.compilation.on(engine)
-        if node in indexed and not raises_for_indices(node, owner.checks_indices):
-            return Support.no("its index is computed, and may be out of range for all that is known")
         return ask_support(owner, node, device, self.compilation.options.phase)[0]
-
-    def _indexed(self, function: Function, body: Graph) -> frozenset[Node]:
-        """The nodes of a function's body whose indices no launch can check. Where shapes are symbolic they were proven
-        for the whole graph, as no engine gets others."""
-        if function.is_symbolic or self.compilation.options.phase != "inference":
-            return frozenset()
-        if body not in self._unproven:
-            looks = any(map(may_read_indices, body.nodes))
-            self._unproven[body] = unproven_indices(body) if looks else frozenset()
-        return self._unproven[body]
 
 
 def _step(executable: Executable) -> Call:
