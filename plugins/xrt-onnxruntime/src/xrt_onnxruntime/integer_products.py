@@ -102,10 +102,13 @@ class _Rewriting:
         return [*nodes, node.replace(inputs=inputs)]
 
     def _to_unsigned(self, node: Node) -> list[Node]:
-        """A QLinearConv or QLinearMatMul of int8 as one of uint8, and what makes int8 of its result."""
-        x, _, zero, *_ = inputs = list(node.inputs)
+        """A QLinearConv or QLinearMatMul of int8 and constant weights around 0 as one of uint8, and what makes int8 of
+        its result. Of other weights the library makes no uint8 where it is asked not to saturate."""
+        x, _, zero, weights, _, centre = (inputs := list(node.inputs))[:6]
         before, result = inputs[7], node.outputs[0]
-        if x is None or zero is None or before is None or result is None:
+        if x is None or zero is None or before is None or result is None or weights is None or weights.data is None:
+            return [node]
+        if centre is None or centre.data is None or centre.data.any():
             return [node]
         if {x.dtype, result.dtype} != {_INT8} or x.data is not None or zero.data is None or before.data is None:
             return [node]
