@@ -16,7 +16,7 @@ class GuardedModule:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until background compilation is done: every tier-up is complete, and every cluster has a verdict (runs
-        on its engine, or falls back to the host), also on first results that calls left to it.
+        on its engine, or falls back to the host). First results that the background judges are judged by then.
 
         Returns False after `timeout` seconds; True immediately if nothing is guarded.
         """

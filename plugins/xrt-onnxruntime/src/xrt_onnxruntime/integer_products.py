@@ -40,8 +40,8 @@ class _Factor(NamedTuple):
 def with_integer_products(function: Function) -> Function:
     """`function` with MatMulInteger in the place of MatMul of two dequantised matrices, where no QuantizeLinear reads
     the result, and with uint8 in the place of int8 in what MatMulInteger, QLinearMatMul and QLinearConv multiply but
-    for constants, and in the results of the latter; itself where there is none of them. The sums are exact in int32,
-    and scaled once.
+    for constants, and in the results of the latter, whose weights have to be constants around 0; itself where there is
+    none of them. The sums are exact in int32, and scaled once.
 
     A second matrix of int8 saturates on processors without VNNI, unless it is constant.
     """

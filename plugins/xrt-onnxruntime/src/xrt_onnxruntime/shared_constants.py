@@ -20,7 +20,8 @@ _INT8: Final = np.dtype(np.int8)
 
 def unshared(function: Function) -> Function:
     """`function` with a constant of int8 for each input that reads one, and a DequantizeLinear of such for each reader,
-    as the library makes one product of it and what reads it; itself where nothing is shared."""
+    as the library makes one product of it and what reads it; itself where nothing is shared. Bodies of control flow
+    stay as they are."""
     graph = function.body
     readers = Counter(v for n in graph.nodes for v in n.inputs if v is not None)
     constants = {v for v in readers if v.data is not None and v.dtype == _INT8}
