@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.profiles import examples
 from xrt_core.engine import engines
+from xrt_core.errors import XRTError
 from xrt_core.frontends.onnx_export import export_function
 from xrt_core.frontends.onnx_import import import_function
 from xrt_core.ir.function import Function
@@ -183,6 +184,46 @@ def test_an_index_that_may_leave_its_range_keeps_a_loop_on_the_host() -> None:
     assert "an index in its body is computed, and may be out of range" in str(module.explain())
     with pytest.raises(Exception, match="out of bounds"):
         module(floats(4), np.array(5))
+
+
+def test_an_engine_that_looks_at_indices_gets_such_a_loop() -> None:
+    """ONNX Runtime raises for an index out of range, and the host then says what is wrong; the next call is again the
+    engine's."""
+    m = model(f"""g (float[4] x, int64 n) => (float y) {{ {GO}  zero = Constant<value = float {{0.0}}>()
+      y = Loop(n, go, zero) <body = b (int64 i, bool c, float s) => (bool d, float t) {{
+        d = Identity(c)  e = Gather<axis = 0>(x, i)  t = Add(s, e) }}>
+    }}""")
+    module = check(m, floats(4), np.array(4), engine="onnxruntime", whole=True)
+    for _ in range(5):
+        with pytest.raises(XRTError, match="out of bounds"):
+            module(floats(4), np.array(5))
+    np.testing.assert_allclose(module(floats(4), np.array(3)), floats(4)[:3].sum(), rtol=1e-6)
+    found = module.explain()
+    assert found.engine_node_count == found.node_count, str(found)
+
+
+@pytest.mark.parametrize("engine", ["auto", "xla", "onnxruntime"])
+@pytest.mark.parametrize("size", [5, "N"])
+def test_a_loop_with_a_computed_index_is_for_engines_that_look_at_it(engine: str, size: object) -> None:
+    """Of the same cluster XLA, which would clamp the index, gets only the nodes around."""
+    m = model(f"""g (float[{size}] x, int64 n) => (float y) {{ {GO}  zero = Constant<value = float {{0.0}}>()
+      a = Exp(x)  b = Sin(a)
+      z = Loop(n, go, zero) <body = b (int64 i, bool c, float s) => (bool d, float t) {{
+        d = Identity(c)  e = Gather<axis = 0>(b, i)  t = Add(s, e) }}>
+      y = Exp(z)
+    }}""")
+    if not engines.status("xla").available or not engines.status("onnxruntime").available:
+        pytest.skip("an engine is not here")
+    with XRTModule(m, engine=engine, guard=True, guard_sandbox=False, cache=False) as module:
+        for n in (5, 5, 5) if size == 5 else (5, 4, 6):
+            x = floats(n)
+            (want,) = ReferenceEvaluator(m).run(None, {"x": x, "n": np.array(n)})
+            np.testing.assert_allclose(module(x, np.array(n)), want, rtol=1e-5)
+            assert module.wait(60)
+        for _ in range(5):
+            with pytest.raises(XRTError, match="out of bounds"):
+                module(x, np.array(len(x) + 1))
+        np.testing.assert_allclose(module(x, np.array(n)), want, rtol=1e-5)
 
 
 def test_random_numbers_in_a_body_are_the_hosts() -> None:

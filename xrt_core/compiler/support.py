@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,13 +16,20 @@ from xrt_core.engine.op_kernels import mark_updates
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.ir.graph import OPEN_REGION, Graph, Node, Support, Value, engine_at, is_placed, nodes_within
 from xrt_core.ir.inference import infer_types, trip_count
-from xrt_core.ir.op_traits import draws_random, index_input, traits_of
+from xrt_core.ir.op_traits import draws_random, may_read_indices, traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.data_dependent_shapes import closed, is_late
 from xrt_core.passes.partitioning import Candidate, devices_of
 from xrt_core.passes.sized_graphs import node_at
-from xrt_core.runtime.input_checks import Within, has_symbolic_index, is_unlimited, is_within
+from xrt_core.runtime.input_checks import (
+    Within,
+    has_symbolic_index,
+    is_unlimited,
+    is_within,
+    raises_for_indices,
+    unproven_indices,
+)
 
 if TYPE_CHECKING:
     from xrt_core.guard.capability import Answers
@@ -58,7 +65,9 @@ class EngineSupport:
         )
         any_open = any(engine.open_shapes == "results" for engine, _ in self._engines)
         region = next((n.annotations.engine or "" for n in graph.nodes if n.annotations.region == OPEN_REGION), "")
-        nodes = [n for n in graph.nodes if refusal(n, open_results=any_open, region=region) is None]
+        raising = {op for engine, device in self._engines for op in _raising(engine, device)}
+        by_any = partial(refusal, open_results=any_open, region=region, raising=raising)
+        nodes = [n for n in graph.nodes if by_any(n) is None]
         capabilities = None if self._guard is None else self._guard.capabilities
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
         excluded = {} if capabilities is None else capabilities.excluded
@@ -66,7 +75,7 @@ class EngineSupport:
         devices = devices_of(graph) if is_placed(graph) else ()
         elsewhere = [(e, d) for d in devices for e, own in self._engines if d != own and drives(e, d)]
         for engine, device in self._engines:
-            mine = _of_engine(refusal, engine) if any_open or region else refusal
+            mine = _of_engine(refusal, engine, device)
             if symbolic and engine.dynamic_dims == "none":
                 found.append(_refusing(engine.name, "it takes static shapes only", "is left out"))
             elif engine.name in excluded:
@@ -76,7 +85,7 @@ class EngineSupport:
             else:
                 found.append(self._asked(engine, device, mine))
         placed = [
-            self._asked(e, d, _of_engine(refusal, e), engine_at(e.name, d))
+            self._asked(e, d, _of_engine(refusal, e, d), engine_at(e.name, d))
             for e, d in elsewhere
             if e.name not in excluded and not (symbolic and e.dynamic_dims == "none")
         ]
@@ -95,7 +104,8 @@ class EngineSupport:
         if engine is None:
             return "", frozenset()
         unproven = self._unproven(graph, () if symbolic is None else symbolic.within)
-        offered = [n for n in nodes if not (n in unproven or has_symbolic_index(n)) or _checks_indices(engine, n)]
+        raising = engine.checks_indices
+        offered = [n for n in nodes if not (n in unproven or has_symbolic_index(n)) or raises_for_indices(n, raising)]
         offered = [n for n in offered if (a := n.annotations).engine is None and a.device is None]
         offered = [n for n in offered if not n.attributes or _marked_elsewhere(n, engine.name) is None]
         refusal = partial(_refusal_in_region, tried=self._guard is not None, symbolic=symbolic is not None)
@@ -152,11 +162,8 @@ class EngineSupport:
 
     def _unproven(self, graph: Graph, within: Within) -> frozenset[Node]:
         """The nodes of a graph that no launch can check: their indices come into being within a cluster."""
-        looked_at = (n for n in graph.nodes if index_input(n) is not None or (n.attributes and n.subgraphs))
-        if self._phase != "inference" or not any(True for _ in looked_at):
+        if self._phase != "inference" or not any(map(may_read_indices, graph.nodes)):
             return frozenset()
-        from xrt_core.runtime.input_checks import unproven_indices
-
         return unproven_indices(graph, within)
 
     def _asked(self, engine: Engine, device: str, refusal: Refusal, name: str = "") -> Candidate:
@@ -214,9 +221,11 @@ def _refusal(
     symbolic: SymbolicShapes | None = None,
     open_results: bool = False,
     region: str = "",
+    raising: Collection[str] = (),
 ) -> Support | None:
     """Why a node is not offered to an engine. open_results: it takes nodes whose results' shapes depend on data.
-    region: the engine for which the nodes of such shapes may be marked."""
+    region: the engine for which the nodes of such shapes may be marked. raising: the operators of which it raises for
+    an index out of range; control flow whose bodies compute indices for those alone is its."""
     if region and node.annotations.region == OPEN_REGION and node.annotations.engine == region:
         return _refusal_in_region(node, tried, symbolic is not None)
     if node.attributes and node.subgraphs:
@@ -225,6 +234,8 @@ def _refusal(
         if tried and (refused := _endless(node)) is not None:
             return refused
     if node in unproven:
+        if node.subgraphs and raising and raises_for_indices(node, raising):
+            return why_on_host(node, symbolic is not None, "results" if open_results else "none")
         if node.subgraphs:
             return Support.no("an index in its body is computed, and may be out of range: the host checks it")
         return Support.no("its index is computed, and may be out of range for all that is known: the host checks it")
@@ -242,15 +253,15 @@ def _refusal_in_region(node: Node, tried: bool, symbolic: bool) -> Support | Non
     return refused or why_on_host(node, symbolic, "any")
 
 
-def _of_engine(refusal: Callable[..., Support | None], engine: Engine) -> Refusal:
-    """The refusal of nodes by an engine, given what it takes of shapes that depend on data."""
-    return partial(refusal, open_results=engine.open_shapes == "results", region=engine.name)
+def _of_engine(refusal: Callable[..., Support | None], engine: Engine, device: str) -> Refusal:
+    """The refusal of nodes by an engine, given what it takes of shapes that depend on data, and of indices."""
+    results = engine.open_shapes == "results"
+    return partial(refusal, open_results=results, region=engine.name, raising=_raising(engine, device))
 
 
-def _checks_indices(engine: Engine, node: Node) -> bool:
-    """Whether an engine raises where an index that a node, or one in its bodies, computes is out of range."""
-    reads = (n for n in (node, *nodes_within(node)) if index_input(n) is not None)
-    return all(not n.domain and n.op_type in engine.checks_indices for n in reads)
+def _raising(engine: Engine, device: str) -> tuple[str, ...]:
+    """See `Engine.checks_indices`."""
+    return engine.checks_indices if engine.checks_indices and is_host(device) else ()
 
 
 def _endless(node: Node) -> Support | None:

@@ -279,9 +279,9 @@ class Engine(ABC):
         "any": also nodes that read such values, in clusters whose entries have known shapes; any of the sizes within
         may be 0. Where the guard tries parts of such a cluster, entries are open too.
     checks_indices: optional; operators of ONNX that raise on the CPU where an index that is computed within the cluster
-        is out of range ("GatherND"). An engine of "any" `open_shapes` gets such nodes although nothing is known of
-        their indices, and the host then says what is wrong; others must not, as libraries follow an index into foreign
-        memory.
+        is out of range ("GatherND"). The engine gets control flow that computes indices for them in its bodies, and
+        where its `open_shapes` are "any" such nodes themselves, although nothing is known of their indices: the host
+        then says what is wrong. Others must not, as libraries follow an index into foreign memory.
     meshes: optional; whether the engine runs a Function on several devices at once. Only then it sees nodes of
         `xrt.Boxing`, whose attribute `target` says how their result lies on `mesh` (`ir.sharding`); entries and
         weights that only such nodes read are given to it so.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.sized_graphs import function_at, reflection_guards
 from xrt_core.runtime.arrays import Range
 from xrt_core.runtime.binding import taken_at
+from xrt_core.runtime.input_checks import raises_for_indices, unproven_indices
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
 from xrt_core.runtime.transfers import adapter
 from xrt_core.verify.checker import ResultChecker
@@ -81,6 +82,7 @@ class CompositeBuilder:
         self.compilation = compilation
         self.place = place
         self._compile: Compile = compilation.executable if compile is None else compile
+        self._unproven: dict[Graph, frozenset[Node]] = {}
 
     def candidates(self, function: Function, first: str | None) -> tuple[str, ...]:
         """Engines to try a function on: `first`, then the others that support every node. Without a first, all that
@@ -98,8 +100,9 @@ class CompositeBuilder:
         """For each node whether the engine supports it. It may load its library when it is first asked."""
         if not self._takes(engine, function):
             return [False] * len(function.body.nodes)
+        indexed = self._indexed(function.body)
         with preserved_state(f"engine {engine!r}"):
-            return [self._support(engine, n).ok for n in function.body.nodes]
+            return [self._support(engine, n, indexed).ok for n in function.body.nodes]
 
     def executable(
         self, function: Function, engine: str, fused: bool = True, *, alone: bool = False, shared: bool = False
@@ -138,7 +141,8 @@ class CompositeBuilder:
         """The clusters of the function's body, without marks for engines."""
         others = () if alone else (e for e in self.compilation.engines if e != engine and self._takes(e, function))
         names = [engine, *others]
-        candidates = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
+        indexed = self._indexed(body)
+        candidates = [Candidate(e, partial(self._support, e, indexed=indexed)) for e in names]
         with preserved_state(", ".join(names)):
             marks = mark(body, candidates, device=self.compilation.on(engine)[1])
         # alone it is the partition of a module with this engine, which uses the cost model
@@ -186,9 +190,21 @@ class CompositeBuilder:
         takes = partial(taken_at, self.compilation.engines, self.place.device)
         return adapter(self.place.xp, takes, (AUTO,))(made, engine, AUTO)
 
-    def _support(self, engine: str, node: Node) -> Support:
+    def _support(self, engine: str, node: Node, indexed: Collection[Node]) -> Support:
+        """Whether an engine takes a node. indexed: those that are for engines that raise for an index out of range."""
         owner, device = self.compilation.on(engine)
+        if node in indexed and not raises_for_indices(node, owner.checks_indices):
+            return Support.no("its index is computed, and may be out of range for all that is known")
         return ask_support(owner, node, device, self.compilation.options.phase)[0]
+
+    def _indexed(self, body: Graph) -> frozenset[Node]:
+        """The control flow of a function's body that computes indices which no launch can check."""
+        if self.compilation.options.phase != "inference":
+            return frozenset()
+        if body not in self._unproven:
+            loops = [n for n in body.nodes if n.attributes and n.subgraphs]
+            self._unproven[body] = unproven_indices(body).intersection(loops) if loops else frozenset()
+        return self._unproven[body]
 
 
 def _step(executable: Executable) -> Call:

@@ -158,6 +158,11 @@ def index_input(node: Node) -> int | None:
     return _INDEX_INPUTS.get((node.domain, node.op_type))
 
 
+def may_read_indices(node: Node) -> bool:
+    """Whether a node has such an input, or bodies in which others may have one."""
+    return index_input(node) is not None or bool(node.attributes and node.subgraphs)
+
+
 def indexed_axes(node: Node) -> tuple[int, ...] | None:
     """The axes of the first input that a node's index is for: one, or one for each column of the index. None for
     operators whose index is no position along axes, and where sizes are unknown."""

@@ -6,7 +6,7 @@ values determine shapes, and therefore belong to the signature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.symbols import Expr
 from xrt_core.ir.types import STRING, Dim, OptionalType, SequenceType, TensorType, ValueType
+from xrt_core.passes.conditions import loop_data, squeeze, with_scalar, with_scalars
+from xrt_core.passes.first_turns import makes_a_turn, rest
 from xrt_core.passes.loop_lists import as_list, concatenated, stacked
 from xrt_core.passes.simplify import (
     DEFAULT_FOLD_LIMIT,
@@ -69,7 +71,7 @@ def specialise(
         new = Value(value.name, type_)
         inputs.append(new)
         specialiser.new[value] = constant_like(value, known[i]) if i in known else new
-    specialiser.nodes(graph.nodes)
+    specialiser.graph(graph)
     outputs = [specialiser.new.get(v, v) for v in graph.outputs]
     return Graph(
         inputs, outputs, specialiser.made, opsets=graph.opsets, name=graph.name, doc=graph.doc, metadata=graph.metadata
@@ -98,6 +100,14 @@ class _Specialiser:
         self.made: list[Node] = []
         self.empty: set[Value] = set()  # lists without elements
         self.stacks: dict[Value, Value] = {}  # the scan output whose parts a list holds
+        self.source: Graph | None = None  # the graph whose nodes are made
+        self.data: Collection[Value] | None = None  # in the body of a Loop, what is more than a condition
+
+    def graph(self, graph: Graph) -> None:
+        """Make the nodes of a graph."""
+        outer, self.source = self.source, graph
+        self.nodes(graph.nodes)
+        self.source = outer
 
     def nodes(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -123,7 +133,10 @@ class _Specialiser:
             self.inline(node, body, [v for v in node.outputs if v is not None])
             self.inherited = outer
             return
+        before = node
         node, types = self.typed(node)
+        if node.op_type == "Loop" and not node.domain and self.first_turn(before, node):
+            return
         stacks: Mapping[Value, Value] = {}
         if node.op_type == "Loop" and not node.domain:
             made = stacked(node, types, self.turns(node), self.empty)
@@ -216,7 +229,7 @@ class _Specialiser:
             return types
         inner = _Specialiser(self.run, self.fold_limit, self.body_of, self.symbolic, self.body_of)
         inner.new.update(zip(body.inputs, (v for v in node.inputs if v is not None), strict=True))
-        inner.nodes(body.nodes)
+        inner.graph(body)
         found = iter([inner.new.get(v, v).type for v in body.outputs])
         return [t if v is None else next(found) for v, t in zip(node.outputs, types, strict=True)]
 
@@ -224,7 +237,7 @@ class _Specialiser:
         """Replace `node` by `body`, and the values `results` by its outputs."""
         outer = self.prefix
         self.prefix = f"{outer}{node.name or node.op_type}/"
-        self.nodes(body.nodes)
+        self.graph(body)
         self.prefix = outer
         for result, value in zip(results, body.outputs, strict=True):
             if result is not None:
@@ -262,42 +275,56 @@ class _Specialiser:
             pass
         return node, (None,) * len(node.outputs)
 
-    def typed_body(self, body: Graph, types: Sequence[ValueType | None], turns: Expr | None = None) -> Graph:
+    def typed_body(
+        self,
+        body: Graph,
+        types: Sequence[ValueType | None],
+        turns: Expr | None = None,
+        data: Collection[Value] | None = None,
+    ) -> Graph:
         """A body for inputs of these types, capturing what it captured; captured values have their types already.
-        turns: how many a Loop makes at most, whose number is the first input."""
+        turns: how many a Loop makes at most, whose number is the first input. data: see `_Specialiser.data`."""
         symbolic = self.symbolic
         if symbolic is None and turns is not None:  # the number of the turn is the only symbol
             symbolic = SymbolicShapes({})
         inner = _Specialiser(self.run, self.fold_limit, self.expand, symbolic, self.body_of)
+        inner.data = data
         inputs = [Value(v.name, t) for v, t in zip(body.inputs, types, strict=True)]
         inner.new.update(zip(body.inputs, inputs, strict=True))
         if symbolic is not None and turns is not None:
             symbolic.counts(inputs[0], turns)
-        inner.nodes(body.nodes)
+        inner.graph(body)
         outputs = [inner.new.get(v, v) for v in body.outputs]
         return DeadNodes().rewrite(body.replace(inputs=inputs, nodes=inner.made, outputs=outputs))
 
     def typed_if(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
-        bodies = {k: self.typed_body(g, ()) for k, g in node.attributes.items() if isinstance(g, Graph)}
+        data = self.data
+        bodies = {k: self.typed_body(g, (), data=data) for k, g in node.attributes.items() if isinstance(g, Graph)}
+        if data is not None:
+            free = [i for i, v in enumerate(node.outputs) if v not in data]
+            bodies = dict(zip(bodies, with_scalars([*bodies.values()], free), strict=True))
         results = zip(*([v.type for v in g.outputs] for g in bodies.values()), strict=True)
         return node.replace(attributes=bodies), [a if a == b else _common(a, b) for a, b in results]
 
     def settled(
         self,
-        body: Graph,
+        loop: Node,
         states: list[ValueType | None],
         around: Sequence[ValueType | None],
         first: int,
         turns: Expr | None = None,
     ) -> tuple[Graph, list[ValueType | None]]:
-        """A body whose states, which stand behind `first` other inputs and outputs, have types that hold at every turn.
+        """The body of a Loop or Scan whose states, which stand behind `first` other inputs and outputs, have types that
+        hold at every turn.
 
         around: the types of the inputs that are no states; the first `first` of them stand before the states. turns: as
         of `typed_body`.
         """
+        (body,) = loop.subgraphs
         before = None if self.symbolic is None else self.symbolic.known()
+        data = loop_data(loop, self.unread(loop)) if loop.op_type == "Loop" else None
         while True:  # terminates: each turn generalises a dimension or a type, or is the last
-            made = self.typed_body(body, [*around[:first], *states, *around[first:]], turns)
+            made = self.typed_body(body, [*around[:first], *states, *around[first:]], turns, data)
             results = made.outputs[min(first, 1) :]
             after = [a if a == v.type else _common(a, v.type) for a, v in zip(states, results, strict=False)]
             if after == states:
@@ -309,11 +336,59 @@ class _Specialiser:
     def typed_loop(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
         given: list[ValueType | None] = [None if v is None else v.type for v in node.inputs[2:]]
         limit = _number(node.inputs[0]) if self.symbolic is None else self.symbolic.number(node.inputs[0])
-        body, states = self.settled(node.subgraphs[0], given, [_INT64, _BOOL], 2, limit)
+        body, states = self.settled(node, given, [_INT64, _BOOL], 2, limit)
+        body = with_scalar(body, 0)
         node = node.replace(attributes={**node.attributes, "body": body})
         length = self.turns(node)
         scans = [_stacked(v.type, length) for v in body.outputs[1 + len(states) :]]
         return node, [*states, *scans][: len(node.outputs)]  # a body may give more
+
+    def unread(self, node: Node) -> list[int]:
+        """Which results of a node nothing reads in its graph."""
+        assert self.source is not None
+        read = {v for n in self.source.nodes for v in n.uses()}.union(self.source.outputs)
+        return [i for i, v in enumerate(node.outputs) if v not in read]
+
+    def first_turn(self, loop: Node, typed: Node) -> bool:
+        """Make the first turn of a Loop, and keep the rest of it, where that gives its states ranks that hold at every
+        turn. typed: the Loop as it stands. Returns whether that was done."""
+        states = [None if v is None else v.type for v in loop.inputs[2:]]
+        held = [v.type for v in typed.subgraphs[0].inputs[2:]]
+        lost = [i for i, (a, b) in enumerate(zip(states, held, strict=False)) if _has_rank(a) and not _has_rank(b)]
+        if not lost or not makes_a_turn(loop):
+            return False
+        before = None if self.symbolic is None else self.symbolic.known()
+        data = loop_data(loop, self.unread(loop))
+        try:
+            once = self.typed_body(loop.subgraphs[0], [_INT64, _BOOL, *states], data=data).outputs
+            _, after = self.settled(loop, [v.type for v in once[1:]], [_INT64, _BOOL], 2)
+        except (ShapeError, ValueError, IndexError, ArithmeticError):  # as in `typed`
+            return False
+        finally:
+            if self.symbolic is not None and before is not None:
+                self.symbolic.reset(before)
+        if not all(_has_rank(after[i]) for i in lost):
+            return False
+        self.node(rest(loop, self.first_results(loop, data)))
+        return True
+
+    def first_results(self, loop: Node, data: Collection[Value]) -> list[Value]:
+        """Make the nodes of a Loop's first turn, and return what its body gives: its condition and states."""
+        (body,) = loop.subgraphs
+        given = [constant_like(body.inputs[0], np.array(0, np.int64)), constant_like(body.inputs[1], np.array(True))]
+        turn = _Specialiser(self.run, self.fold_limit, self.expand, self.symbolic, self.body_of)
+        turn.prefix, turn.inherited = f"{self.prefix}{loop.name or loop.op_type}/turn0/", self.inherited
+        turn.data = data
+        turn.made, turn.empty, turn.stacks = self.made, self.empty, self.stacks
+        states = [v for v in loop.inputs[2:] if v is not None]
+        turn.new.update(zip(body.inputs, [*given, *states], strict=True))
+        turn.graph(body)
+        again, *after = (turn.new.get(v, v) for v in body.outputs)
+        squeezed = squeeze(again)
+        if squeezed is not None:
+            turn.node(squeezed)
+            (again,) = (turn.new.get(v, v) for v in squeezed.outputs if v is not None)
+        return [again, *after]
 
     def turns(self, loop: Node) -> Dim:
         """How many turns a Loop makes; None where that is not known."""
@@ -338,12 +413,16 @@ class _Specialiser:
             axis = axis % len(v.shape)
             length = v.shape[axis]
             slices.append(TensorType(v.dtype, v.shape[:axis] + v.shape[axis + 1 :]))
-        body, states = self.settled(node.subgraphs[0], given, slices, 0)
+        body, states = self.settled(node, given, slices, 0)
         results = body.outputs[count:]
         out_axes = node.attributes.get("scan_output_axes") or (0,) * len(results)
         stacked = [_stacked(v.type, length, a) for v, a in zip(results, out_axes, strict=True)]  # type: ignore[arg-type]
         found = [*states, *stacked][: len(node.outputs)]
         return node.replace(attributes={**node.attributes, "body": body}), found
+
+
+def _has_rank(type_: ValueType | None) -> bool:
+    return isinstance(type_, TensorType) and type_.shape is not None
 
 
 def _number(v: Value | None) -> Expr | None:

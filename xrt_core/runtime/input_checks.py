@@ -272,6 +272,13 @@ def unproven_indices(graph: Graph, within: Within = ()) -> frozenset[Node]:
     return frozenset(n for n in graph.nodes if any(not _is_proven(m, origins, within) for m in (n, *nodes_within(n))))
 
 
+def raises_for_indices(node: Node, operators: Collection[str]) -> bool:
+    """Whether only these operators of ONNX, which raise for an index out of range, read one in a node and its
+    bodies."""
+    reads = (n for n in (node, *nodes_within(node)) if index_input(n) is not None)
+    return all(not n.domain and n.op_type in operators for n in reads)
+
+
 def _is_proven(node: Node, origins: Origins, within: Within) -> bool:
     position = index_input(node)
     value = node.inputs[position] if position is not None and position < len(node.inputs) else None
