@@ -26,7 +26,7 @@ PARALLEL = ("-n", "2", "--dist", "worksteal")
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run the tests of `scripts/test` (15 minutes), on each Python; arguments go to pytest."""
+    """Run the tests of `scripts/test` (15 to 25 minutes), on each Python; arguments go to pytest."""
     install(session, "test")
     session.run("python", "-m", "pytest", *PARALLEL, *session.posargs)
 

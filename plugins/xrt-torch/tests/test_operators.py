@@ -19,14 +19,12 @@ from xrt_torch import conformance, special_functions  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "torch-operators.md"
 SAMPLE = (
-    "add", "amax", "angle", "atan2", "cat", "cdist", "cummax", "cumprod", "diagonal_scatter", "digamma",
-    "index_reduce.mean", "lgamma", "linalg.vector_norm", "logcumsumexp", "median", "nanmedian",
-    "nn.functional.adaptive_avg_pool3d", "nn.functional.adaptive_max_pool2d", "nn.functional.avg_pool2d",
-    "nn.functional.batch_norm", "nn.functional.dropout",
-    "nn.functional.layer_norm", "nn.functional.max_pool3d", "nn.functional.pad.replicate", "nn.functional.pdist", "put",
-    "polygamma.polygamma_n_2", "repeat_interleave", "scatter_reduce.mean", "searchsorted", "special.erfcx", "topk",
-    "fft.rfft", "linalg.solve", "mode", "sort", "special.zeta",
+    "add", "atan2", "cummax", "diagonal_scatter", "digamma", "fft.rfft", "index_reduce.mean", "linalg.solve",
+    "linalg.vector_norm", "logcumsumexp", "median", "nn.functional.adaptive_max_pool2d", "nn.functional.batch_norm",
+    "nn.functional.dropout", "nn.functional.max_pool3d", "nn.functional.pad.replicate", "nn.functional.pdist",
+    "polygamma.polygamma_n_2", "repeat_interleave", "scatter_reduce.mean", "searchsorted", "sort", "topk",
 )  # fmt: skip
+"""One of each kind; the page is made of all."""
 
 
 @pytest.fixture(scope="module")

@@ -1554,9 +1554,16 @@ def test_the_command_shows_all_graphs_of_a_script(tmp_path: pathlib.Path) -> Non
     assert forward["compiled"]
     assert forward["eager_reason"] is None
     assert forward["stages"][0]["nodes"] >= 1
-    done = subprocess.run([*command, str(tmp_path / "none.py")], capture_output=True, text=True, check=False)
-    assert done.returncode
 
+
+def test_the_command_needs_a_script(tmp_path: pathlib.Path) -> None:
+    from typer import Typer
+    from typer.testing import CliRunner
+    from xrt_torch.command import report
+
+    app = Typer()
+    app.command(context_settings=report.context_settings)(report)  # type: ignore[attr-defined]
+    assert CliRunner().invoke(app, [str(tmp_path / "none.py")]).exit_code
 
 def test_a_translation_does_not_disturb_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch notes the node at hand, of interpreters and captures, in one place for all threads. So the background
