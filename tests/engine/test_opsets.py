@@ -212,6 +212,83 @@ def test_nodes_whose_form_changed(
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+def weights(*shape: int) -> Value:
+    """Weights of a recurrent operator or a normalisation."""
+    return Value.constant((np.random.default_rng(sum(shape)).standard_normal(shape) / 2).astype(F32))
+
+
+def floats(*numbers: float) -> Value:
+    """A constant vector."""
+    return Value.constant(np.array(numbers, F32))
+
+
+def normalised() -> list[Value | None]:
+    """Scale, offset, mean and variance of three channels."""
+    return [weights(3), weights(3), weights(3), floats(1, 2, 3)]
+
+
+OLD: list[tuple[str, int, tuple[int, ...], list[Value | None], dict[str, Any]]] = [
+    ("AveragePool", 7, (1, 2, 5, 5), [], {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "count_include_pad": 1}),
+    ("BatchNormalization", 7, (2, 3, 4), normalised(), {"epsilon": 1e-3}),
+    ("BatchNormalization", 9, (2, 3, 4), normalised(), {}),
+    ("BatchNormalization", 14, (2, 3, 4), normalised(), {}),
+    ("Clip", 6, (3, 4), [], {"min": -0.5, "max": 0.25}),
+    ("Clip", 6, (3, 4), [], {"max": 0.25}),
+    ("Dropout", 7, (3, 4), [], {"ratio": 0.9}),
+    ("Gemm", 7, (3, 4), [weights(4, 2), weights(2)], {"alpha": 0.5}),
+    ("GRU", 7, (4, 1, 3), [weights(1, 6, 3), weights(1, 6, 2), weights(1, 12)], {"hidden_size": 2}),
+    ("LSTM", 7, (4, 1, 3), [weights(1, 8, 3), weights(1, 8, 2), None, None, weights(1, 1, 2)], {"hidden_size": 2}),
+    ("MaxPool", 8, (1, 1, 5, 5), [], {"kernel_shape": (2, 2), "strides": (2, 2)}),
+    ("Pad", 2, (2, 3), [], {"pads": (0, 1, 1, 0), "value": 2.5}),
+    ("Resize", 10, (1, 1, 3, 3), [floats(1, 1, 1.7, 2)], {"mode": "nearest"}),
+    ("Resize", 10, (1, 1, 3, 3), [floats(1, 1, 1.7, 2)], {"mode": "linear"}),
+    ("RoiAlign", 10, (1, 1, 6, 6), [Value.constant(np.array([[0.5, 1, 4, 5]], F32)), ints(0)], {"output_width": 2}),
+    ("Scatter", 9, (3, 2), [Value.constant(np.array([[0, 2]])), Value.constant(np.array([[7, 8]], F32))], {}),
+    ("Slice", 1, (4, 5), [], {"starts": (1, -3), "ends": (3, 9)}),
+    ("Slice", 1, (4, 5), [], {"starts": (1,), "ends": (-1,), "axes": (1,)}),
+    ("TopK", 1, (3, 5), [], {"k": 2, "axis": 1}),
+    ("Upsample", 7, (1, 1, 3, 3), [], {"mode": "nearest", "scales": (1.0, 1.0, 2.0, 3.0)}),
+    ("Upsample", 9, (1, 1, 3, 3), [floats(1, 1, 2, 2)], {"mode": "linear"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "version", "shape", "more", "attributes"),
+    OLD,
+    ids=[f"{op}-{version}-{i}" for i, (op, version, *_) in enumerate(OLD)],
+)
+def test_nodes_of_old_models(
+    op_type: str, version: int, shape: tuple[int, ...], more: list[Value | None], attributes: dict[str, Any]
+) -> None:
+    """Beside IsNaN-20, of which a branch of an If has one too: attributes that became inputs, other names of operators,
+    inputs and attributes, and what a later version does unless it is told otherwise."""
+    x, go = value("x", *shape), Value("go", TensorType(BOOL, ()))
+
+    def old() -> Node:
+        outs = [Value(f"o{i}") for i in range(2 if op_type == "TopK" else 1)]
+        draft = Node(op_type, [x, *more], outs, attributes, version=version, name="n")
+        return draft.replace(outputs=[o.with_type(t) for o, t in zip(outs, infer_types(draft), strict=True)])
+
+    alone, yes, no = old(), old(), old()
+    branches = {k: graph_of([], list(n.outputs), [n]) for k, n in (("then_branch", yes), ("else_branch", no))}
+    chosen = [Value(f"r{i}", r.type) for i, r in enumerate(alone.outputs) if r is not None]
+    nan = Value("nan", TensorType(BOOL, shape))
+    nodes = [alone, Node("If", [go], chosen, branches, version=11), Node("IsNaN", [x], [nan], version=20)]
+    function = function_of([x, go], nodes, [*alone.outputs, *chosen, nan], opset=11)
+    after = aligned(function)
+    assert after.body.opsets[""] == 20
+    arrays = [np.random.default_rng(0).standard_normal(shape).astype(F32), np.array(True)]
+    wanted = run_graph(function.body, arrays)
+    for got, want in zip(run_graph(after.body, arrays), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+    model = onnx_model(function, engine="it").model
+    checker.check_model(model, full_check=True)
+    assert not model.functions
+    results = ReferenceEvaluator(model).run(None, dict(zip(("x", "go"), arrays, strict=True)))
+    for got, want in zip(results, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_one_opset_stays_as_it_is() -> None:
     """A function without a newer node is not touched."""
     x, y = value("x", 2), value("y", 2)

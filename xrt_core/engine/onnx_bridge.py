@@ -150,7 +150,7 @@ def onnx_model(
     engine: its name, for messages.
     newest_opset: of the standard domain, the newest that the library knows; the model is of that or an older one.
         Newer nodes are written in older versions, or as what they are made of (`onnx_versions.lowered_to`); nodes of
-        several opsets come into one where that changes their types alone (`onnx_versions.aligned`).
+        several opsets come into one where each means the same in it (`onnx_versions.aligned`).
     location: the entries of `external_data` that tell the library where a large constant lies.
     external_bytes: the size from which constants stay out of the model.
     unaligned: leave constants where they are even if their dtype wants another alignment, as in a memory map of a file.

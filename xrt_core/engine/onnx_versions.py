@@ -7,7 +7,7 @@ the operators that the standard, or its version converter, makes them of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -25,11 +25,19 @@ _NEW_ATTRIBUTES: Final = {
     "DequantizeLinear": ("block_size", "output_dtype"),
     "Range": ("stash_type",),
     **dict.fromkeys(("ArgMax", "ArgMin"), ("select_last_index",)),
-    "AveragePool": ("dilations",),
+    "AveragePool": ("dilations", "ceil_mode", "count_include_pad"),
+    "BatchNormalization": ("training_mode",),
+    "DepthToSpace": ("mode",),
+    "GatherND": ("batch_dims",),
+    "LpPool": ("dilations", "ceil_mode"),
+    "MaxPool": ("dilations", "ceil_mode", "storage_order"),
     "Reshape": ("allowzero",),
+    "Resize": ("antialias", "axes", "keep_aspect_ratio_policy"),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), ("layout",)),
     "Shape": ("start", "end"),
     "SpaceToDepth": ("mode",),
     **dict.fromkeys(("ScatterElements", "ScatterND"), ("reduction",)),
+    "TopK": ("largest", "sorted"),
 }
 """Attributes that later versions added, whose default is what earlier ones did, or in 16 bits is more precise."""
 
@@ -43,60 +51,162 @@ _INPUT_SINCE: Final = {
     "Split": ("split", 13),
 }
 """Attributes that are the second input from a version on."""
+_INPUTS_SINCE: Final = {
+    **{op: (since, (name,)) for op, (name, since) in _INPUT_SINCE.items()},
+    "Clip": (11, ("min", "max")),
+    "Dropout": (12, ("ratio",)),
+    "Pad": (11, ("pads", "value")),
+    "Slice": (10, ("starts", "ends", "axes")),
+    "TopK": (10, ("k",)),
+    "Upsample": (9, ("scales",)),
+}
+"""Attributes that are inputs behind the first one from a version on."""
+_ADDED: Final = {
+    **_NEW_ATTRIBUTES,
+    "DequantizeLinear": (*_NEW_ATTRIBUTES["DequantizeLinear"], "axis"),
+    "Dropout": ("seed",),
+    "QuantizeLinear": (*_NEW_ATTRIBUTES["QuantizeLinear"], "axis"),
+    **dict.fromkeys(("ReduceSum", *_REDUCTIONS), ("noop_with_empty_axes",)),
+    "RoiAlign": ("coordinate_transformation_mode",),
+    "Split": ("num_outputs",),
+}
+"""Attributes that later versions have as well; what is not the default then is given (`_ATTRIBUTES_SINCE`)."""
+_ATTRIBUTES_SINCE: Final = {
+    "Resize": (11, {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+    "RoiAlign": (16, {"coordinate_transformation_mode": "output_half_pixel"}),
+}
+"""What versions before this one did without an attribute."""
+_SUCCESSORS: Final = {"Scatter": "ScatterElements", "Upsample": "Resize"}
+"""Operators under which later opsets have these."""
 _ONE_AXIS_SINCE: Final = dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13)
 """Operators that were over all axes from one on, and are over that one from a version on."""
 
 
 def aligned(function: Function, newest_opset: int | None = None) -> Function:
-    """`function` with the standard's nodes in the versions of one opset, that of its newest node.
+    """`function` with the standard's nodes in the versions of one opset, that of its newest node, bodies included.
 
-    A node changes its version where the two differ in nothing but the types that they take, where an attribute became
-    an input, and where all the axes that an old Softmax is over are one and others of size 1. `function` itself comes
-    back where its nodes are of one opset already, where one of them differs in more, and where the opset would be above
-    `newest_opset`, which is the newest that the library knows.
+    A node changes its version where the newer one does the same: where it takes more types, or has attributes whose
+    default is what the older one did; where attributes became inputs; where the operator has another name; and where
+    all the axes that an old Softmax is over are one and others of size 1. `function` itself comes back where its nodes
+    are of one opset already, where one of them differs in more, and where the opset would be above `newest_opset`,
+    which is the newest that the library knows.
     """
     body = function.body
-    versions = {n.version for n in body.nodes if not n.domain}
     opset = body.opsets.get("", 0)
-    if not versions or all(_since(n, opset) == n.version for n in body.nodes if not n.domain):
+    standard = [n for n in every_node(body) if not n.domain]
+    if all(_since(n, opset) == n.version for n in standard):
         return function
-    newest = max(versions)
+    newest = max(n.version for n in standard)
     if newest_opset is not None and newest > newest_opset:
         return function
+    made = _aligned_graph(body, newest)
+    if made is None:
+        return function
+    return Function(function.name, function.params, function.returns, made, function.aliases)
+
+
+def _aligned_graph(graph: Graph, opset: int) -> Graph | None:
+    """A graph whose nodes are of an opset; None where one of them has no such version."""
     nodes = []
-    for n in body.nodes:
-        since = n.version if n.domain else _since(n, newest)
-        new = n if since == n.version else _of_version(n, since)
-        if new is None:
-            return function
-        nodes.append(new)
-    opsets = {**body.opsets, "": newest}
-    return Function(
-        function.name, function.params, function.returns, body.replace(nodes=nodes, opsets=opsets), function.aliases
-    )
+    for node in graph.nodes:
+        if node.attributes and node.subgraphs:
+            bodies = {k: _aligned_graph(a, opset) if isinstance(a, Graph) else a for k, a in node.attributes.items()}
+            if None in bodies.values():
+                return None
+            node = node.replace(attributes=bodies)  # type: ignore[arg-type]
+        made = node if node.domain or _since(node, opset) == node.version else _of_opset(node, opset)
+        if made is None:
+            return None
+        nodes.append(made)
+    return graph.replace(nodes=nodes, opsets={**graph.opsets, "": opset})
 
 
-def _of_version(n: Node, version: int) -> Node | None:
-    """The node in a later version with the same meaning; None where there is none."""
-    inputs, attributes = n.inputs, dict(n.attributes)
-    name, since = _INPUT_SINCE.get(n.op_type, ("", 0))
-    if n.version < since <= version:
-        if name in attributes:
-            values = np.atleast_1d(np.asarray(attributes.pop(name), np.int64))
-            inputs = (*inputs, Value.constant(values, f"{n.name}/{name}"))
-    elif n.version < _ONE_AXIS_SINCE.get(n.op_type, 0) <= version:
+def _of_opset(n: Node, opset: int) -> Node | None:
+    """The node in the version of a later opset with the same meaning; None where there is none."""
+    op = n.op_type
+    old, new = schema_of(op, n.version), schema_of(op, opset)
+    if old is None or new is None:
+        return None
+    inputs, attributes = list(n.inputs), dict(n.attributes)
+    since, names = _INPUTS_SINCE.get(op, (0, ()))
+    moved = names if n.version < since <= new.since_version else ()
+    for name in moved:
+        given = name in attributes
+        if given and (value := _as_input(n, name, attributes.pop(name))) is None:
+            return None
+        inputs.append(value if given else None)
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    if new.deprecated:
+        op = _SUCCESSORS.get(op, op)
+        new = schema_of(op, opset)
+        if new is None or new.deprecated:
+            return None
+    since, made = _ATTRIBUTES_SINCE.get(op, (0, {}))
+    if n.version < since <= new.since_version:
+        attributes |= made
+        if op == "Resize":  # the region of interest came in between
+            inputs.insert(1, None)
+    if n.version < _ONE_AXIS_SINCE.get(op, 0) <= new.since_version:
         axis = _one_axis(n)
         if axis is None:
             return None
         attributes["axis"] = axis
-    elif not (version and same_but_types(n.op_type, n.version, version)) and n.op_type != "Split":
+    elif op == "Resize" and n.version <= 10:
+        pass  # what differs is said above
+    elif not _continues(n, attributes, moved, old, new):
         return None
-    if n.op_type == "Split" and n.version < 18 <= version and len(inputs) < 2:
+    if op == "Split" and n.version < 18 <= new.since_version and len(inputs) < 2:
         attributes["num_outputs"] = len(n.outputs)
+    if op == "BatchNormalization":
+        attributes.pop("spatial", None)  # it was 1, see `_continues`
     return Node(
-        n.op_type, inputs, n.outputs, attributes, domain=n.domain, version=version, name=n.name,
+        op, inputs, n.outputs, attributes, domain=n.domain, version=int(new.since_version), name=n.name,
         annotations=n.annotations,
     )  # fmt: skip
+
+
+def _as_input(n: Node, name: str, value: Any) -> Value | None:
+    """What was an attribute as a constant input; None where its dtype is not known."""
+    x = n.inputs[0]
+    if name in ("min", "max", "value"):
+        if x is None or x.dtype is None:
+            return None
+        array = np.array(value, x.dtype)
+    elif name in ("ratio", "scales"):
+        array = np.array(value, np.float32)
+    else:
+        array = np.atleast_1d(np.asarray(value, np.int64))
+    return Value.constant(array, f"{n.name}/{name}")
+
+
+def _continues(n: Node, attributes: Mapping[str, Any], moved: Collection[str], old: Any, new: Any) -> bool:
+    """Whether an operator's version goes on with what a node of an older one does, but for the `moved` attributes: its
+    ports have the same names, its attributes the same types and defaults, and those that it has as well are known."""
+    known = _ADDED.get(new.name, ())
+    if any(k not in old.attributes and (a.required or k not in known) for k, a in new.attributes.items()):
+        return False
+    for key, a in old.attributes.items():
+        if key in moved or (key == "spatial" and n.attributes.get(key, 1) == 1):
+            continue
+        own = new.attributes.get(key)
+        if own is None and (key in attributes or key not in _WITHOUT):
+            return False
+        if own is not None and (str(own.type), own.default_value) != (str(a.type), a.default_value):
+            return False
+        if own is not None and own.required and not a.required and key not in attributes:
+            return False
+    if any(v is not None for v in n.outputs[1:]) and new.name in ("BatchNormalization", "Dropout"):
+        return False  # the further ones are others, or of another type
+    given = [p for p, v in zip(old.inputs, n.inputs, strict=False) if v is not None]
+    ports = {p.name.removeprefix("input_") for p in new.inputs}
+    outputs = zip(old.outputs, new.outputs, n.outputs, strict=False)
+    same = all(a.name == b.name for a, b, v in outputs if v is not None)
+    return same and all(p.name.removeprefix("input_") in ports for p in given)
+
+
+_WITHOUT: Final = ("consumed_inputs", "is_test", "output_sequence")
+"""Attributes that said nothing of the results."""
 
 
 def _one_axis(n: Node) -> int | None:

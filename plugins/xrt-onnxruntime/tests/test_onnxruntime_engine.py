@@ -401,6 +401,39 @@ def test_extremes_of_floats_keep_nan(op: str, opset: int, shape: tuple[int, ...]
     assert "100% of nodes" in str(m.explain())
 
 
+def test_a_model_of_an_old_opset_is_one_cluster() -> None:
+    """ReduceMax keeps NaN by nodes of newer opsets, among nodes whose form has changed since opset 9."""
+    make, rng = onnx.helper.make_node, np.random.default_rng(0)
+    shapes = {"w": (4, 3, 3, 3), "scale": (4,), "bias": (4,), "W": (1, 24, 4), "R": (1, 24, 8)}
+    constants = [onnx.numpy_helper.from_array(rng.standard_normal(s).astype(F32) / 3, k) for k, s in shapes.items()]
+    constants += [onnx.numpy_helper.from_array(np.arange(1, 5, dtype=F32), k) for k in ("mean", "var")]
+    nodes = [
+        make("Conv", ["x", "w"], ["conv"], pads=[1, 1, 1, 1]),
+        make("BatchNormalization", ["conv", "scale", "bias", "mean", "var"], ["normal"]),
+        make("Clip", ["normal"], ["clip"], min=0.0, max=6.0),
+        make("MaxPool", ["clip"], ["pool"], kernel_shape=[2, 2], strides=[2, 2]),
+        make("Slice", ["pool"], ["slice"], axes=[3], starts=[1], ends=[2]),
+        make("Squeeze", ["slice"], ["row"], axes=[3]),
+        make("Transpose", ["row"], ["steps"], perm=[2, 0, 1]),
+        make("GRU", ["steps", "W", "R"], ["", "last"], hidden_size=8),
+        make("Upsample", ["last", "scales"], ["up"], mode="nearest"),
+        make("ReduceMax", ["up"], ["y"], axes=[0, 2], keepdims=0),
+    ]
+    constants.append(onnx.numpy_helper.from_array(np.array([1, 1, 2], F32), "scales"))
+    ports = [onnx.helper.make_tensor_value_info("x", 1, [2, 3, 8, 8])]
+    graph = onnx.helper.make_graph(nodes, "old", ports, [onnx.helper.make_tensor_value_info("y", 1, None)], constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 9)], ir_version=4)
+    x = rng.standard_normal((2, 3, 8, 8)).astype(F32)
+    library = pytest.importorskip("onnxruntime")
+    session = library.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (want,) = session.run(None, {"x": x})
+    m = xrt.XRTModule(model, engine="onnxruntime", guard=False, cache="off")
+    np.testing.assert_allclose(np.asarray(m(x)), want, rtol=1e-5, atol=1e-6)
+    assert "100% of nodes" in str(m.explain())
+    x[0, 0] = np.nan
+    assert np.isnan(np.asarray(m(x))[0])
+
+
 @pytest.mark.parametrize(
     ("op", "attributes", "numbers", "expected"),
     [
