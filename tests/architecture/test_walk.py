@@ -12,7 +12,7 @@ import pytest
 
 from xrt_core.testing.processes import run_python
 
-MOST_FILES, MOST_HOPS, HOT_FILES = 47, 498, 4
+MOST_FILES, MOST_HOPS, HOT_FILES = 47, 502, 4
 
 WALK = """
     import collections, json, os, sys

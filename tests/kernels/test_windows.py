@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.node_cases import run_numpy
 from tests.kernels.single_node import node_case
+from xrt_core.errors import ShapeError
 from xrt_core.host.executor import host_kernel
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.inference import infer_types
@@ -86,7 +87,7 @@ _AXIS = st.tuples(
 @pytest.mark.parametrize("operator", ["MaxPool", "AveragePool", "LpPool", "Conv"])
 @given(st.lists(_AXIS, min_size=1, max_size=2))
 def test_as_many_windows_as_fit(operator: str, axes: list[tuple[int, ...]]) -> None:
-    """Type inference and the kernel count those that fit, down to none at all, where onnx's inference finds one."""
+    """Type inference and the kernel count those that fit. Where none does, both say so: onnx's inference finds one."""
     size, kernel, strides, dilations, begin, end = zip(*axes, strict=True)
     fits = tuple(sum(o * s + (k - 1) * d < b + n + e for o in range(20)) for n, k, s, d, b, e in axes)
     x, y = Value("x", TensorType(np.dtype(np.float32), (2, 3, *size))), Value("y")
@@ -98,6 +99,12 @@ def test_as_many_windows_as_fit(operator: str, axes: list[tuple[int, ...]]) -> N
     attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": begin + end}
     node = Node(operator, inputs, [y], attributes, version=22)
     want = (2, 4 if operator == "Conv" else 3, *fits)
+    if 0 in fits:
+        with pytest.raises(ShapeError, match=rf"the kernel covers \d+ elements of axis {2 + fits.index(0)}"):
+            infer_types(node)
+        with pytest.raises(ShapeError, match="the kernel covers"):
+            host_kernel(node)(arrays)
+        return
     (t,) = infer_types(node)
     assert isinstance(t, TensorType)
     assert t.shape == want

@@ -592,6 +592,37 @@ def test_sizes_that_do_not_agree_are_the_hosts_error() -> None:
     assert symbolic(m), "there is one plan for all sizes"
 
 
+PRODUCTS = {
+    "MatMul": ((5, 3), {}, [(2, 5), (3, 5)], [(3, 4), (3, 6)], "columns"),
+    "Gemm": ((3, 5), {"transB": 1}, [(2, 5), (3, 5)], [(3, 4), (3, 6)], "columns"),
+    "Einsum": ((5, 3), {"equation": "nk,km->nm"}, [(2, 5), (3, 5)], [(3, 4), (3, 6)], "'k' is of size"),
+    "Conv": ((2, 3, 3, 3), {}, [(1, 3, 8, 8), (1, 3, 9, 7)], [(1, 3, 2, 8), (1, 3, 8, 1)], "the kernel covers"),
+    "MaxPool": (None, {"kernel_shape": [2, 2], "strides": [2, 2]}, [(1, 3, 8, 8), (1, 3, 9, 7)], [(1, 3, 1, 8)], "2"),
+}
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "xla"])
+@pytest.mark.parametrize("operator", PRODUCTS)
+def test_sizes_of_products_and_windows(engine: str, operator: str) -> None:
+    """OpenVINO multiplies by what lies behind a matrix of fewer columns, ONNX Runtime pools what is smaller than the
+    kernel, and XLA gives an empty result, of which a mean is NaN: an error instead, and no memory is read."""
+    pytest.importorskip({"xla": "jax"}.get(engine, engine))
+    filters, attributes, good, bad, message = PRODUCTS[operator]
+    b = Builder()
+    inputs = ["x"] if filters is None else ["x", b.weight(*filters)]
+    b.nodes.append(helper.make_node(operator, inputs, ["y"], **attributes))
+    model = b.model([("x", TensorProto.FLOAT, [f"d{i}" for i in range(len(good[0]))])], ["y"])
+    m, host = xrt.XRTModule(model, engine=engine, **PLAIN), xrt.XRTModule(model, engine="host")  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    for shape in (*good, *bad, good[0]):
+        inputs_of = {"x": rng.standard_normal(shape).astype(np.float32)}
+        if shape in good:
+            np.testing.assert_allclose(run(m, inputs_of), run(host, inputs_of), rtol=1e-5, atol=1e-5)
+        else:
+            with pytest.raises(ShapeError, match=message):
+                m.run(inputs_of)
+
+
 def test_a_host_step_checks_sizes_that_only_a_call_tells() -> None:
     """With the error that it has where sizes are known beforehand."""
     ranks = {"x": 3, "w": 3, "r": 3, "p": 2}

@@ -128,7 +128,7 @@ class Pipeline:
             planned.symbolic = symbolic
             reflected = [g for g in reflection_guards(optimised.graph) if g.evaluate(symbolic.sizes) >= 0]
             planned.guards = (*optimised.symbolic.guards, *dimension_guards(optimised.graph), *reflected)
-            agreed = agreement(optimised.graph, symbolic.symbols, symbolic.sizes)
+            agreed = agreement(optimised.graph, symbolic.symbols, symbolic.sizes, planned.guards)
             planned.agrees = None if agreed is None else agreed.holds
         if kind is Planned:
             events = self.services.events

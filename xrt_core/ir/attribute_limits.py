@@ -313,6 +313,31 @@ def _pool(node: Node) -> str | None:
     return _entries(node, rank - 2)
 
 
+def _window_fits(node: Node) -> str | None:
+    shape, kernel = _shape(node, 0), _sizes(node, "kernel_shape")
+    return None if shape is None or kernel is None else _windows(node, shape, kernel)
+
+
+def _windows(node: Node, shape: Sequence[Any], kernel: Sequence[Any]) -> str | None:
+    """Whether there is a window along each spatial axis."""
+    if node.attributes.get("auto_pad") in ("SAME_UPPER", "SAME_LOWER"):
+        return None
+    rank = len(kernel)
+    pads = (node.attributes.get("auto_pad") != "VALID" and _sizes(node, "pads")) or (0,) * (2 * rank)
+    strides, dilations = (_sizes(node, name) or (1,) * rank for name in ("strides", "dilations"))
+    for i, (size, k) in enumerate(zip(shape[2:], kernel, strict=True)):
+        if not isinstance(size, int) or not isinstance(k, int):
+            continue
+        reach = (k - 1) * dilations[i] + 1
+        missing = reach - (size + pads[i] + pads[rank + i])
+        # by ceil_mode a last window may reach beyond the padding, if it begins before it
+        partial = node.attributes.get("ceil_mode") and missing < strides[i] and size + pads[i] > 0
+        if missing > 0 and not partial:
+            padding = f" and {pads[i] + pads[rank + i]} of padding" if any(pads) else ""
+            return f"the kernel covers {reach} elements of axis {i + 2}; the input {_dims(shape)} has {size}{padding}"
+    return None
+
+
 def _convolution(x_index: int, w_index: int, transposed: bool = False) -> Agreement:
     def check(node: Node) -> str | None:
         x, w = _shape(node, x_index), _shape(node, w_index)
@@ -337,9 +362,37 @@ def _convolution(x_index: int, w_index: int, transposed: bool = False) -> Agreem
         wanted = w[0] if transposed else (w[1] * group if isinstance(w[1], int) else None)
         if isinstance(channels, int) and isinstance(wanted, int) and channels != wanted:
             return f"group = {group}; the filter {_dims(w)} then needs {wanted} channels, the input has {channels}"
-        return None
+        return None if transposed or x is None else _windows(node, x, w[2:])
 
     return check
+
+
+def _product(a_index: int = 0, b_index: int = 1) -> Agreement:
+    """Of matrices, each of which may be a vector."""
+
+    def check(node: Node) -> str | None:
+        a, b = _shape(node, a_index), _shape(node, b_index)
+        if a is None or b is None:
+            return None
+        if not a or not b:
+            return f"the inputs are {_dims(a)} and {_dims(b)}; both must have an axis at least"
+        return _contraction(a, a[-1], b, b[-2] if len(b) > 1 else b[-1])
+
+    return check
+
+
+def _gemm(node: Node) -> str | None:
+    a, b = _shape(node, 0), _shape(node, 1)
+    if a is None or b is None or len(a) != 2 or len(b) != 2:
+        return None
+    transposed_a, transposed_b = (bool(node.attributes.get(k)) for k in ("transA", "transB"))
+    return _contraction(a, a[not transposed_a], b, b[transposed_b])
+
+
+def _contraction(a: Sequence[Any], columns: Any, b: Sequence[Any], rows: Any) -> str | None:
+    if not isinstance(columns, int) or not isinstance(rows, int) or columns == rows:
+        return None
+    return f"the inputs are {_dims(a)} and {_dims(b)}; the first has {columns} columns, and the second {rows} rows"
 
 
 def _dims(shape: Sequence[Any] | None) -> str:
@@ -644,8 +697,9 @@ _AGREEMENTS: Final[Mapping[str, tuple[Agreement, ...]]] = MappingProxyType({
     ), (_axis(),)),
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), (_old_softmax,)),
     **dict.fromkeys(_REDUCTIONS, (_axes(1, 18),)),
-    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool", "MaxUnpool"), (_pool,)),
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), (_pool, _window_fits)),
     **dict.fromkeys(("Conv", "ConvInteger", "DeformConv"), (_convolution(0, 1),)),
+    **dict.fromkeys(("MatMul", "MatMulInteger"), (_product(),)),
     **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), (_loss_weight,)),
     **dict.fromkeys(_GATES, (_recurrent,)),
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), (_blocks,)),
@@ -657,13 +711,16 @@ _AGREEMENTS: Final[Mapping[str, tuple[Agreement, ...]]] = MappingProxyType({
     "Expand": (_not_negative(1, "shape"),),
     "Flatten": (_axis(above=1),),
     "GatherND": (_gather_nd,),
+    "Gemm": (_gemm,),
     "GroupNormalization": (_groups,),
     "If": (_outputs_of_bodies,),
     "Loop": (_loop,),
+    "MaxUnpool": (_pool,),
     "MeanVarianceNormalization": (_mean_variance,),
     "OneHot": (_axis(extra=1), _not_negative(1, "depth")),
     "Pad": (_pad,),
     "QLinearConv": (_convolution(0, 3),),
+    "QLinearMatMul": (_product(0, 3),),
     "Range": (_step,),
     "ReduceSum": (_axes(1, 13),),
     "Scan": (_scan_counts,),
@@ -679,8 +736,8 @@ _AGREEMENTS: Final[Mapping[str, tuple[Agreement, ...]]] = MappingProxyType({
 """Operator -> what must agree in its nodes, in this order."""
 
 _SIZED: Final = frozenset((
-    *_GATES, "Attention", "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DepthToSpace",
-    "GatherND", "GroupNormalization", "LpPool", "MaxPool", "MaxUnpool", "NegativeLogLikelihoodLoss", "QLinearConv",
-    "SoftmaxCrossEntropyLoss", "SpaceToDepth", "Split",
+    *_GATES, "Attention", "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DepthToSpace", "Einsum",
+    "GatherND", "Gemm", "GroupNormalization", "LpPool", "MatMul", "MatMulInteger", "MaxPool", "MaxUnpool",
+    "NegativeLogLikelihoodLoss", "QLinearConv", "QLinearMatMul", "SoftmaxCrossEntropyLoss", "SpaceToDepth", "Split",
 ))  # fmt: skip
 """Operators of which sizes must agree, and not only ranks and values."""

@@ -217,8 +217,7 @@ def _max_unpool(node: Node, inferred: Types) -> Types:
 
 
 def _pool(node: Node, inferred: Types) -> Types:
-    """onnx rounds towards zero where no window fits, and before opset 22 counts those that begin in the padding at the
-    end; the operator has none of either."""
+    """Before opset 22 onnx counts windows that begin in the padding at the end; the operator has none of them."""
     x, out = node.inputs[0], inferred[0]
     if x is None or not x.is_static or not isinstance(out, TensorType):
         return inferred
@@ -306,7 +305,7 @@ def _windows(node: Node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> tuple[i
             count -= (count - 1) * strides[i] >= size + begin
         else:
             count = room // strides[i] + 1
-        counts.append(max(count, 0))
+        counts.append(count)
     return tuple(counts)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from xrt_core.ir.attribute_limits import fault_at, waits_for_sizes
 from xrt_core.ir.function import Function, Parameter
-from xrt_core.ir.graph import Attribute, Graph, Node, Value, substitute
+from xrt_core.ir.graph import Attribute, Graph, Node, Value, every_node, substitute
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.symbols import Expr, Symbol, expression, shape_for
 from xrt_core.ir.types import TensorType
@@ -60,16 +60,30 @@ class Agreement(Struct, frozen=True):
         return not any(_fault_for(n, sizes) for n in self.nodes)
 
 
-def agreement(graph: Graph, symbols: Mapping[str, Symbol], sizes: Mapping[str, int]) -> Agreement | None:
-    """What must hold of sizes beside guards: the nodes that do not allow some other size of a symbol. sizes: of the
-    first call, which are allowed. None where there are none."""
+def agreement(
+    graph: Graph, symbols: Mapping[str, Symbol], sizes: Mapping[str, int], guards: Sequence[Expr] = ()
+) -> Agreement | None:
+    """What must hold of sizes beside `guards`: the nodes that do not allow some other size of a symbol, of those that
+    are alike one. sizes: of the first call, which are allowed. None where there are none."""
     others = []
     for name, size in sizes.items():
         of = symbols[name]
         tried = {max(of.min, of.multiple), size + of.multiple, 2 * size + of.multiple}
         others += [{**sizes, name: s} for s in sorted(tried) if of.min <= s and (of.max is None or s <= of.max)]
-    nodes = [n for n in graph.nodes if waits_for_sizes(n) and any(_fault_for(n, at) for at in others)]
-    return Agreement(tuple(nodes)) if nodes else None
+    others = [at for at in others if all(g.evaluate(at) >= 0 for g in guards)]
+    nodes = {_form(n): n for n in every_node(graph) if waits_for_sizes(n)}
+    found = tuple(n for n in nodes.values() if any(_fault_for(n, at) for at in others))
+    return Agreement(found) if found else None
+
+
+def _form(node: Node) -> Hashable:
+    """What two nodes have in common of which the one allows all sizes that the other does."""
+    inputs = tuple(None if v is None else (v.shape, v.dtype, _integers(v)) for v in node.inputs)
+    return node.operator, inputs, repr(sorted(node.attributes.items())), len(node.outputs)
+
+
+def _integers(v: Value) -> Hashable:
+    return v.data.tobytes() if v.data is not None and v.data.dtype.kind in "iu" and v.data.ndim < 2 else None
 
 
 def _fault_for(node: Node, sizes: Mapping[str, int]) -> str | None:
