@@ -24,7 +24,7 @@ from xrt_core.ir.types import TensorType
 from xrt_core.quantization import calibration
 from xrt_core.quantization.qdq import QuantisedProducts
 from xrt_core.quantization.ranges import Ranges
-from xrt_core.verify.checker import Check, ResultChecker
+from xrt_core.verify.checker import Check, Nearness, ResultChecker
 
 pytest.importorskip("onnxruntime")
 DEPTH = 8
@@ -180,7 +180,7 @@ def test_a_form_is_measured_by_its_engine(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(guarded_launch, "_LONG_TO_WAIT", 0.0)
     monkeypatch.setattr(guarded_launch, "_SLOW", math.inf)
-    monkeypatch.setattr(ResultChecker, "agrees", lambda *args: False)
+    monkeypatch.setattr(ResultChecker, "nearness", lambda *args: Nearness.FAR)
     monkeypatch.setattr(ResultChecker, "_compare", judge)
     given = {"guard_verify": True, "guard_async": True, "cache": "off", "prune": False, "guard_sandbox": False}
     with fake_engine(OffInInt8), xrt.XRTModule(model(), engine="fast8", accuracy=0.9, **given) as m:

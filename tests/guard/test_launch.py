@@ -32,7 +32,7 @@ from xrt_core.ir.function import Function
 from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.testing import functions
-from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.checker import Check, Nearness, ResultChecker
 from xrt_core.verify.verdict import Outcome
 
 SETTINGS = GuardSettings(
@@ -111,9 +111,10 @@ def launch_of(
     host: Callable[[], Any] | None = None,
     kind: type[GuardedLaunch] = GuardedLaunch,
     engine: str = "e",
+    function: Function | None = None,
 ) -> GuardedLaunch:
-    """A launch of y = a + b. host: takes arrays of any family."""
-    function = functions.binary("Add")
+    """A launch of y = a + b, or of `function`. host: takes arrays of any family."""
+    function = function or functions.binary("Add")
     if aliases:
         function = type(function)(function.name, function.params, function.returns, function.body, aliases)
     host = host or (lambda: lambda arrays: [np.add(*map(to_numpy, arrays))])
@@ -509,7 +510,7 @@ def test_nobody_waits_for_a_long_judgement(is_right: bool, monkeypatch: pytest.M
     """Where the host takes long, and the first results are not plainly its own, callers get the host's until the
     background knows whether that is rounding."""
     monkeypatch.setattr(launch_module, "_LONG_TO_WAIT", 0.0)
-    monkeypatch.setattr(ResultChecker, "agrees", lambda *args: False)
+    monkeypatch.setattr(ResultChecker, "nearness", lambda *args: Nearness.FAR)
     judge, go = ResultChecker.check_results, threading.Event()
 
     def check_results(*args: Any) -> Any:
@@ -534,6 +535,49 @@ def test_nobody_waits_for_a_long_judgement(is_right: bool, monkeypatch: pytest.M
     assert executable.runs == 1 + is_right
 
 
+@pytest.mark.parametrize(("off", "is_answering"), [(6e-5, True), (1e-3, False)])
+@pytest.mark.parametrize("is_right", [False, True])
+def test_results_nearly_within_bounds_go_out_while_they_are_judged(
+    off: float, is_answering: bool, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a few elements are off by a few bounds, the host does not answer until it is known that this is rounding.
+    If it is not, the cluster is rejected, and the calls are named."""
+    monkeypatch.setattr(launch_module, "_LONG_TO_WAIT", 0.0)
+    go = threading.Event()
+
+    def check_results(*args: Any) -> Check:
+        assert go.wait(30)
+        return Check("" if is_right else "off")
+
+    def run(inputs: Sequence[Any]) -> Any:
+        (x,) = right(inputs)
+        x.array.reshape(-1)[0] *= 1 + off
+        return [x]
+
+    x = np.random.default_rng(0).uniform(1, 2, (64, 64)).astype(np.float32)
+    executable = Does(run)
+    launch = live(executable, settings=_with(shadow=None), function=functions.binary("Add", *x.shape))
+    monkeypatch.setattr(ResultChecker, "check_results", check_results)
+    try:
+        for _ in range(3):
+            (got,) = launch([x, x])
+            assert np.array_equal(to_numpy(got), x + x) is not is_answering
+        assert launch.record.state is State.LIVE
+        assert executable.runs == (3 if is_answering else 1)
+        assert launch.record.shadow_runs == 1
+        assert launch.judged is not None
+        assert not launch.judged.is_set()
+    finally:
+        go.set()
+    assert launch.judged.wait(30)
+    assert launch.record.state is (State.LIVE if is_right else State.REJECTED)
+    if not is_right:
+        assert f"results of its calls 1 to {launch.record.calls} are in doubt" in launch.record.reason
+    launch([x, x])
+    comparisons().wait()
+    assert launch.record.shadow_runs == 1 + is_right
+
+
 @pytest.mark.parametrize("fault", ["", "wrong", "raises", "nan"])
 def test_the_executable_before_answers_while_the_next_one_is_judged(
     fault: str, monkeypatch: pytest.MonkeyPatch
@@ -552,7 +596,7 @@ def test_the_executable_before_answers_while_the_next_one_is_judged(
         launch([X, X])
     comparisons().wait()
     monkeypatch.setattr(launch_module, "_LONG_TO_WAIT", 0.0)
-    monkeypatch.setattr(ResultChecker, "agrees", lambda *args: False)
+    monkeypatch.setattr(ResultChecker, "nearness", lambda *args: Nearness.FAR)
     judge = ResultChecker.check_results
 
     def check_results(*args: Any) -> Any:
@@ -874,9 +918,14 @@ def test_many_threads_at_once() -> None:
     assert [m.state for m in launch.record.history].count(State.FAILED) == 1
 
 
-def live(executable: Executable, *aliases: InputOutputAlias, settings: GuardSettings = SETTINGS) -> GuardedLaunch:
+def live(
+    executable: Executable,
+    *aliases: InputOutputAlias,
+    settings: GuardSettings = SETTINGS,
+    function: Function | None = None,
+) -> GuardedLaunch:
     """A launch that has just gone live."""
-    launch = launch_of(Guard(settings), *aliases)
+    launch = launch_of(Guard(settings), *aliases, function=function)
     launch.record.move(State.READY)
     launch.go_live(executable, "verified")
     return launch
@@ -1009,5 +1058,29 @@ def test_a_live_launch_tells_of_a_drift() -> None:
         launch.expectation = Expectation(itertools.count(0, 100).__next__)
         launch.expectation.begin(1.0, provisional=False)
         for _ in range(64 * 9):
+            comparisons().wait()
             launch([X, X])
         assert len(drifted) == told
+
+
+def test_calls_beside_a_comparison_tell_of_no_drift() -> None:
+    """What the host's runs take from the machine is no reason to choose again."""
+    launch, done = live(Does(right)), threading.Event()
+    launch.record.outcome = Outcome("ready", (), "", {"e": 1.0}, timed="e")
+    drifted: list[str] = []
+    launch._failures.drifted = lambda launch, why: drifted.append(why)  # type: ignore
+    launch.expectation = Expectation(itertools.count(0, 100).__next__)
+    launch.expectation.begin(1.0, provisional=False)
+    comparisons().wait()
+    assert comparisons().submit(done.wait)
+    try:
+        for _ in range(64 * 9):
+            launch([X, X])
+        assert not drifted
+    finally:
+        done.set()
+    comparisons().wait()
+    for _ in range(64 * 9):
+        launch([X, X])
+        comparisons().wait()
+    assert drifted

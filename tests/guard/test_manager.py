@@ -58,7 +58,7 @@ from xrt_core.testing import functions
 from xrt_core.testing.processes import run_python
 from xrt_core.testing.stage_faults import STAGE_FAULTS
 from xrt_core.verify import autotune, evaluate
-from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.checker import Nearness, ResultChecker
 
 STATES = ["queued", "compiling", "verifying", "ready", "live"]
 
@@ -149,7 +149,7 @@ def test_a_choice_that_drifts_is_revisited(monkeypatch: pytest.MonkeyPatch) -> N
 def test_wait_waits_for_judgements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the background judges first results, calls after `wait` are the engine's, and not the host's meanwhile."""
     monkeypatch.setattr(launch_module, "_LONG_TO_WAIT", 0.0)
-    monkeypatch.setattr(ResultChecker, "agrees", lambda *args: False)
+    monkeypatch.setattr(ResultChecker, "nearness", lambda *args: Nearness.FAR)
     judge, go = ResultChecker.check_results, threading.Event()
 
     def check_results(*args: Any) -> Any:

@@ -116,6 +116,34 @@ def test_verification_times_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.timings["checked runs"] == pytest.approx(4.0)
 
 
+def test_another_race_checks_only_a_new_winner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates that were found right before are timed: what runs now is not checked again, what takes over is."""
+    runs, clock = counted_runs(monkeypatch), Clock()
+    original = Plan._run
+
+    def slow(self: Plan, arrays: Any) -> Any:
+        clock.now += 10.0
+        return original(self, arrays)
+
+    monkeypatch.setattr(Plan, "_run", slow)
+    for seconds, wrong, winner, host_runs in (
+        ((1.0, 2.0), False, "one", 1),  # of which the inputs are taken that everything is timed on
+        ((2.0, 1.0), False, "two", 2),
+        ((2.0, 1.0), True, "one", 3),  # one in higher precision
+    ):
+        runs.clear()
+        planted = [Planted(name="one"), Planted(lambda n, k, wrong=wrong: wrong, name="two")]  # type: ignore[misc]
+        candidates = [clock.taking(p, s) for p, s in zip(planted, seconds, strict=True)]
+        outcome = evaluate(
+            deep(30), candidates, EvaluationSettings(edges=False), clock=clock, right=("one", "two"), current="one"
+        )
+        assert (outcome.verdict, outcome.timed) == ("ready", winner)
+        assert outcome.pieces == (Piece(winner, tuple(range(30))),)
+        assert len(runs) == host_runs
+        assert ("found before" in outcome.reason) == (winner == "one")
+        assert bool(outcome.errors) == wrong
+
+
 def test_results_out_of_bounds_cost_another_run_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that the host's own rounding puts out of bounds takes another run of the host, and is right."""
     runs = counted_runs(monkeypatch)

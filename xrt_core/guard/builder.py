@@ -57,6 +57,7 @@ class _Examination(NamedTuple):
     """Candidates for a cluster, to be examined.
 
     inputs: of a call, first; None: made-up ones alone. slot: of the worker pool. until: `time.monotonic` seconds.
+    right, current: as for `evaluate`.
     """
 
     launch: GuardedLaunch
@@ -64,6 +65,8 @@ class _Examination(NamedTuple):
     inputs: list[np.ndarray] | None
     slot: WorkerSlot
     until: float
+    right: tuple[str, ...] = ()
+    current: str = ""
 
 
 class ClusterBuilder:
@@ -226,14 +229,20 @@ class ClusterBuilder:
 
     def race(self, launch: GuardedLaunch, slot: WorkerSlot, until: float) -> Outcome:
         """The outcome of another race of the candidates of a live cluster, on sizes of its calls where they vary. What
-        runs now stays unless another is 5 % faster, but for one that was wrong or failed this time.
+        runs now stays unless another is 5 % faster. Candidates that were found right are timed; one that takes over is
+        checked again.
 
         Raises as `outcome`.
         """
         names, before = self._candidates(launch), launch.record.outcome
         if launch.function.is_symbolic:
             launch.record.raced = launch.sizes_seen()
-        outcome = self._evaluated(_Examination(launch, names, None, slot, until))
+        right, current = _found_right(before, names)
+        outcome = self._evaluated(_Examination(launch, names, None, slot, until, right, current))
+        if before is not None and outcome.pieces == before.pieces:  # what goes with it was found out before
+            outcome = dataclasses.replace(
+                outcome, finite_only=before.finite_only, serialised=before.serialised, notes=before.notes
+            )
         now, then = outcome.timings.get(outcome.timed), outcome.timings.get(before.timed) if before else None
         if before is not None and now and then and outcome.timed != before.timed and then < _WORTH_A_CHANGE * now:
             reason = f"{before.timed} stays, as {outcome.timed} is not {_WORTH_A_CHANGE:g}x as fast"
@@ -380,6 +389,8 @@ class ClusterBuilder:
             self._place,
             launch.record.sizes,
             launch.record.raced,
+            work.right,
+            work.current,
         )
 
     def _in_worker(self, work: _Examination) -> Outcome:
@@ -389,6 +400,7 @@ class ClusterBuilder:
         folder = new_folder("job")
         try:
             request = self._request(launch, names, work.inputs, folder)
+            request |= {"right": list(work.right), "current": work.current}
             while True:
                 left = [n for n in names if n not in lost]
                 attempt = _Attempt(record, left, self._verifying, self._events)
@@ -462,6 +474,18 @@ class ClusterBuilder:
 def runs_alike(one: Outcome, other: Outcome) -> bool:
     """Whether two outcomes run a cluster in the same way."""
     return (one.pieces, one.serialised, one.finite_only) == (other.pieces, other.serialised, other.finite_only)
+
+
+def _found_right(before: Outcome | None, names: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The labels of the candidates that a cluster's outcome found right as a whole, and of the one that runs it."""
+    if before is None or before.verdict != "ready":
+        return (), ""
+    right = [name for name in before.timings if name.removesuffix(" alone") in names]
+    first = before.pieces[0]
+    current = first.engine if len(before.pieces) == 1 and first.fused else before.timed
+    if len(before.pieces) == 1 and first.fused and current in names and current not in right:
+        right.append(current)  # it answers untimed
+    return tuple(right), current if current in right else ""
 
 
 def _within_native_call(call: Callable[..., Outcome], *args: Any) -> Outcome:

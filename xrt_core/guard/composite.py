@@ -234,12 +234,15 @@ def evaluate_candidates(
     place: HostPlace = ON_CPU,
     sizes: Mapping[str, int] = MappingProxyType({}),
     raced: Sequence[Mapping[str, int]] = (),
+    right: Collection[str] = (),
+    current: str = "",
 ) -> Outcome:
     """`evaluate` a function in this process on each of `engines`, and, where times are compared, on each with the host
     alone. on_compile, on_compiled: called with the engine's name before, and after each compilation. owns_process: as
     for `StressTest`. ranges, place: as for `evaluate`. sizes: of the symbols of a symbolic function, which is evaluated
     as the static one for these, or for less of the same (`lighter_sizes`), and then checked for others
-    (`other_sizes`). raced: the sizes for which candidates are compared with one another, where not for these."""
+    (`other_sizes`). raced: the sizes for which candidates are compared with one another, where not for these. right,
+    current: as for `evaluate`."""
     if function.is_symbolic and inputs is None:
         sizes = lighter_sizes(function, sizes)
     static = function_at(function, sizes)
@@ -277,8 +280,12 @@ def evaluate_candidates(
         if settings.tune and (pieces := builder.alone(function, engine)) is not None:
             candidates.append(candidate(engine, pieces))
     timed = [synthesize_inputs(function_at(function, s), "gentle") for s in raced]
-    found = evaluate(static, candidates, settings, inputs, stress=stress, ranges=ranges, place=place, timed=timed)
-    if function.is_symbolic and found.verdict == "ready" and settings.verify:
+    found = evaluate(
+        static, candidates, settings, inputs, stress=stress, ranges=ranges, place=place, timed=timed, right=right,
+        current=current,
+    )  # fmt: skip
+    is_known = current and found.timed == current
+    if function.is_symbolic and found.verdict == "ready" and settings.verify and not is_known:
         engine = found.pieces[0].engine
         name = engine if len(found.pieces) == 1 else f"{engine} alone"
         tolerance = compilation.tolerance(engine) if engine_and_device(engine)[0] in compilation.engines else {}

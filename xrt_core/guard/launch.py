@@ -37,7 +37,7 @@ from xrt_core.runtime.input_checks import input_checks, is_finite
 from xrt_core.runtime.launch import FORKED, FailurePolicy, Launch, WrongResults, engine_failure
 from xrt_core.runtime.transfers import direct
 from xrt_core.verify.autotune import Neighbours
-from xrt_core.verify.checker import ResultChecker, same_bytes
+from xrt_core.verify.checker import Nearness, ResultChecker, same_bytes
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 Arrays = Sequence[Any]
@@ -486,12 +486,15 @@ class GuardedLaunch(Launch):
         return results if expected is None else expected
 
     def _note_seconds(self, seconds: float) -> None:
-        """Note the time of a live call; drop the executable if it has become slower than the host."""
+        """Note the time of a live call; drop the executable if it has become slower than the host, and have the race
+        re-opened if calls do not take what is expected."""
         record = self.record
         record.engine_seconds.append(seconds)
         if self.function.is_symbolic:  # times of calls of other sizes say nothing
             if (why := self._not_compared()) and self.expectation.is_due():
                 self._failures.drifted(self, why)
+            return
+        if comparisons().is_busy:  # times beside the host's runs are no reason to choose again
             return
         if self.record.outcome is not None and self.record.outcome.timed and (why := self.expectation.add(seconds)):
             self._failures.drifted(self, why)
@@ -630,7 +633,14 @@ class GuardedLaunch(Launch):
         if self._changed(answered.inputs, given):
             return False
         try:
-            check = self._checker_for(answered.inputs, answered.results).check_results(results, self.tolerance)
+            checker = self._checker_for(answered.inputs, answered.results)
+            call = _Comparison(number - 1, answered.inputs, results, seconds, 0.0, schedule, self.tolerance)
+            if self._is_long_to_judge(answered.seconds, schedule):
+                nearness = checker.nearness(results, self.tolerance)
+                if nearness is Nearness.NEAR and self._leave_judgement(call, checker, nearness):
+                    self.record.shadow_runs += 1
+                    return True
+            check = checker.check_results(results, self.tolerance)
         except Exception:  # the call is compared, which says what is wrong
             return False
         if not check.is_right:
@@ -644,8 +654,8 @@ class GuardedLaunch(Launch):
         """Compare the results of a call with the host's.
 
         Returns the host's if they differ, which rejects the cluster. Where a caller waits, and what differs is long to
-        judge, it gets the host's at once: the background judges, and until then the executable before answers, or the
-        host.
+        judge, the background judges: until then the executable answers if it is nearly within bounds; else the caller
+        gets the host's, and the executable before answers, or the host.
         """
         self.record.shadow_runs += 1
         start, schedule = time.perf_counter(), call.schedule
@@ -655,10 +665,10 @@ class GuardedLaunch(Launch):
             host = time.perf_counter() - start
             is_long = is_waited_for and self._is_long_to_judge(host, schedule)
             call = call._replace(cost=call.cost + host)
-            is_left = is_long and not checker.agrees(call.results, call.tolerance)
-            if is_left and self._leave_judgement(call, checker):
+            nearness = checker.nearness(call.results, call.tolerance) if is_long else Nearness.WITHIN
+            if nearness is not Nearness.WITHIN and self._leave_judgement(call, checker, nearness):
                 schedule.taker = 0
-                return expected
+                return None if nearness is Nearness.NEAR else expected
         except Exception as e:
             if not isinstance(e, XRTError):  # as the host raises for inputs that it rejects
                 log.exception(_INCOMPARABLE, self.function.name)
@@ -670,8 +680,9 @@ class GuardedLaunch(Launch):
         """seconds: that the host takes for these inputs; to judge what differs takes it some ten times as long."""
         return self._settings.asynchronous and not schedule.is_periodic and seconds > _LONG_TO_WAIT
 
-    def _leave_judgement(self, call: _Comparison, checker: ResultChecker) -> bool:
-        """Have the background judge, which `judged` tells. Returns False where it takes no more."""
+    def _leave_judgement(self, call: _Comparison, checker: ResultChecker, nearness: Nearness) -> bool:
+        """Have the background judge, which `judged` tells. Meanwhile the executable answers where its results are
+        nearly within bounds. Returns False where the background takes no more."""
         judged = threading.Event()
 
         def work() -> None:
@@ -681,9 +692,10 @@ class GuardedLaunch(Launch):
                 judged.set()
 
         before, self.judged = self.judged, judged  # before the work, which may end at once
+        call.schedule.is_trusted = nearness is Nearness.NEAR
         if comparisons().submit(work):
             return True
-        self.judged = before
+        self.judged, call.schedule.is_trusted = before, False
         return False
 
     def _judge(self, call: _Comparison, checker: ResultChecker) -> bool:

@@ -45,7 +45,8 @@ class SamplingSchedule:
     every: each N-th one, before its results are returned; 0: none; None: the 1st, 2nd, 4th, 8th, ..., then so many that
     the comparisons take at most `_SHARE` of the time of the calls. begin: the number of calls so far. due: from which
     number of calls on the next sampled one is compared. is_confirmed: whether a comparison has been right, or none
-    is made. last_right: the last call that was found right. taker: the thread that is at a sampled comparison, until
+    is made. is_trusted: the first comparison is judged, and calls go on meanwhile; none is made until `postpone`.
+    last_right: the last call that was found right. taker: the thread that is at a sampled comparison, until
     the background has it; 0 for none.
 
     Where calls differ in size, and as long as comparisons cost more than their share, there are half as many, and they
@@ -55,7 +56,7 @@ class SamplingSchedule:
 
     __slots__ = (
         "_every", "_is_dear", "_least", "_lock", "_looked", "_mean", "begin", "due", "is_confirmed", "is_on",
-        "last_right", "taker",
+        "is_trusted", "last_right", "taker",
     )  # fmt: skip
 
     def __init__(self, every: int | None, begin: int = 0) -> None:
@@ -67,6 +68,7 @@ class SamplingSchedule:
         self.is_confirmed = not self.is_on
         self.last_right = begin
         self.taker = 0
+        self.is_trusted = False
         self._is_dear = False
         # calls that might have been compared, their mean bytes, and those of the lightest
         self._looked, self._mean, self._least = 0, 0.0, math.inf
@@ -84,7 +86,7 @@ class SamplingSchedule:
     @property
     def is_first_under_way(self) -> bool:
         """Whether no comparison has been right yet, and another thread is at one: the host answers meanwhile."""
-        return not self.is_confirmed and math.isinf(self.due)
+        return not self.is_confirmed and not self.is_trusted and math.isinf(self.due)
 
     def confirm(self, number: int) -> None:
         """A comparison was right. number: of the last call whose results that vouches for."""
@@ -99,7 +101,7 @@ class SamplingSchedule:
         """
         if self._every:
             return calls % self._every == self._every - 1
-        if calls < self.due:
+        if calls < self.due or self.is_trusted:
             return False
         with self._lock:
             if math.isinf(self.due) or (arrays and self._is_left_out(calls, arrays)):
@@ -135,6 +137,7 @@ class SamplingSchedule:
         wanted = max(round(cost / (_SHARE * seconds)), 1) if cost and seconds else since
         with self._lock:
             self.taker = 0
+            self.is_trusted = False
             most = _SPARSER * since if self._differ else since
             self.due = number + min(most, wanted) - 1
             self._is_dear = wanted > since
@@ -163,6 +166,11 @@ class ComparisonThread:
         except (queue.Full, RuntimeError):
             return False
         return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that was submitted is not done: calls take longer meanwhile."""
+        return self._work.unfinished_tasks > 0
 
     def wait(self) -> None:
         """Wait until what was submitted is done."""

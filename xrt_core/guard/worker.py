@@ -93,6 +93,8 @@ def run_job(request: Mapping[str, Any], send: Send) -> Outcome:
         place=HostPlace.beside(request["host"]),
         sizes=request["sizes"],
         raced=request["raced"],
+        right=request["right"],
+        current=request["current"],
     )
 
 

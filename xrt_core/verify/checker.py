@@ -29,6 +29,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Final
 
 import ml_dtypes
@@ -79,6 +80,9 @@ _ROUNDED_RUNS: Final = 8
 _FAR: Final = 0.1  # of an element: how far those move that show a chaotic function
 _MANY: Final = 1e-3  # of the elements: so many may, as differences of nearly equal numbers do anywhere
 
+_NEAR: Final = 4.0  # bounds, that elements of results may be off by which are nearly within
+_FEW: Final = 1e-3  # of the elements: so many may be off by more than one bound
+
 _QUANTISES: Final = frozenset(("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear"))
 """Operators that round to integers what they have divided by a scale, so that they jump for exact inputs too."""
 
@@ -120,6 +124,15 @@ class Check:
     def is_right(self) -> bool:
         """Whether the executable passes on these inputs."""
         return not self.reason
+
+
+class Nearness(Enum):
+    """Where results are at a first look: WITHIN the bounds of the host's; NEAR, as they are where rounding moves a few
+    elements further, which is still to be judged; or FAR."""
+
+    WITHIN = "within"
+    NEAR = "near"
+    FAR = "far"
 
 
 class ResultChecker:
@@ -273,13 +286,21 @@ class ResultChecker:
         """Compare given results for the inputs with the host's. Raises XRTError if the host fails."""
         return self._compare([results], own)
 
-    def agrees(self, results: Sequence[np.ndarray], own: Mapping[str, Tolerance]) -> bool:
-        """Whether results are within the bounds of the host's as they are, which no further run is needed for."""
+    def nearness(self, results: Sequence[np.ndarray], own: Mapping[str, Tolerance]) -> Nearness:
+        """Where results are that are compared with the host's as they are, which takes no further run of it."""
+        nearness = Nearness.WITHIN
         for k, (p, v) in enumerate(zip(self.function.returns, self.function.body.outputs, strict=True)):
-            tolerance = self._tolerance(v, p.dtype, self._dtypes, own)
-            if v in self._rounding.random or not self._plain(results[k], k, tolerance, self.expected()[k]).is_right:
-                return False
-        return True
+            if v in self._rounding.random:
+                return Nearness.FAR
+            tolerance, want = self._tolerance(v, p.dtype, self._dtypes, own), self.expected()[k]
+            found = self._plain(results[k], k, tolerance, want)
+            if found.is_right:
+                continue
+            wider = replace(tolerance, absolute=_NEAR * tolerance.absolute, relative=_NEAR * tolerance.relative)
+            if found.outside > _FEW * found.size or not self._plain(results[k], k, wider, want).is_right:
+                return Nearness.FAR
+            nearness = Nearness.NEAR
+        return nearness
 
     def _misused(self, given: Sequence[Any], results: Sequence[np.ndarray], where: Sequence[Any]) -> str:
         for p, mine, x in zip(self.function.params, self.inputs, given, strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -115,6 +115,8 @@ def evaluate(
     ranges: Sequence[Range | None] = (),
     place: HostPlace = ON_CPU,
     timed: Sequence[Sequence[np.ndarray]] = (),
+    right: Collection[str] = (),
+    current: str = "",
 ) -> Outcome:
     """Decide what runs a cluster.
 
@@ -124,13 +126,16 @@ def evaluate(
     beyond those of synthesized inputs and the host is quick (`EvaluationSettings.edges`). place: where the host
     computes; executables take its arrays, are checked against it there, and timed with arrays that are there. timed:
     sets of inputs on which executables that take more shapes than the function's are timed against one another, all of
-    them in one run, where the host is clearly slower (`clear_lead`) on the function's own.
+    them in one run, where the host is clearly slower (`clear_lead`) on the function's own. right: labels of candidates
+    that an earlier evaluation found right, which are timed first: of them only a winner is checked, and not the
+    `current` one, which runs the cluster meanwhile.
 
     Without `tune` the first candidate that is right wins. Only if none is right as a whole are their faults isolated,
     in order, until a part of one is left. Whatever an engine raises is a finding; raises XRTError only if the host
     cannot run the function.
     """
-    return _Evaluation(function, settings, inputs, clock, stress, ranges, place, timed).outcome(candidates)
+    evaluation = _Evaluation(function, settings, inputs, clock, stress, ranges, place, timed, right, current)
+    return evaluation.outcome(candidates)
 
 
 def difference(function: Function, one: Executable, other: Executable) -> str:
@@ -152,9 +157,12 @@ class _Evaluation:
         ranges: Sequence[Range | None],
         place: HostPlace,
         timed: Sequence[Sequence[np.ndarray]],
+        right: Collection[str],
+        current: str,
     ) -> None:
         self.function, self.settings, self.clock, self.stress = function, settings, clock, stress
         self.timed = timed
+        self.right, self.current = right if settings.tune else (), current
         self.ranges = ranges if are_beyond(ranges) else ()
         self.until = clock() + settings.deadline_seconds
         self.whole = tuple(range(len(function.body.nodes)))
@@ -176,17 +184,17 @@ class _Evaluation:
         misbehaved = False
         for candidate in candidates:
             executable, reason = self._compiled(candidate)
+            if executable is not None and candidate.engine in self.right:
+                if (quick := self._found_before(candidate, executable)) is not None:
+                    accepted.append(quick)
+                continue
             check = None if executable is None or not self.settings.verify else self._check(candidate, executable)
             if executable is not None and (check is None or check.is_right):
-                pieces = candidate.pieces or (Piece(candidate.engine, self.whole),)
-                quickest = self.quickest.get(candidate.engine, math.inf)
-                found = _Accepted(candidate, pieces, (executable,), self._note(check), quickest)
-                stressed = self._stressed(found, executable) if check is not None else StressResult()
-                if stressed.reason:
-                    self.errors.append(f"{candidate.engine}: {stressed.reason}")
+                found = self._accepted(candidate, executable, check)
+                if found is None:
                     misbehaved = True
                     continue
-                accepted.append(replace(found, stressed=stressed))
+                accepted.append(found)
                 if not self.settings.tune:
                     break
             else:
@@ -216,6 +224,46 @@ class _Evaluation:
             return None, "no time was left to compile it"
         except Exception as e:  # whatever an engine raises
             return None, f"it does not compile: {type(e).__name__}: {e}"
+
+    def _accepted(self, candidate: Candidate, executable: Executable, check: Check | None) -> _Accepted | None:
+        """A candidate whose results are right as a whole; None where it must not be used for what it does beside."""
+        quickest = self.quickest.get(candidate.engine, math.inf)
+        found = _Accepted(candidate, self._pieces(candidate), (executable,), self._note(check), quickest)
+        stressed = self._stressed(found, executable) if check is not None else StressResult()
+        if stressed.reason:
+            self.errors.append(f"{candidate.engine}: {stressed.reason}")
+            return None
+        return replace(found, stressed=stressed)
+
+    def _found_before(self, candidate: Candidate, executable: Executable) -> _Accepted | None:
+        """A candidate that an earlier evaluation found right, with the time of a run; None where it does not run."""
+        found = _Accepted(candidate, self._pieces(candidate), (executable,), "right, as was found before")
+        checker, place, watch = self._checker(0), self.host.place, Stopwatch(self.clock)
+        assert checker is not None
+        run = _repeat(self._run_of(found), [place.copies(checker.inputs)], place)
+        try:
+            with self._timed("checked runs"):
+                for _ in range(2):
+                    watch.run(lambda: (run(),))
+        except Exception as e:  # whatever an engine raises
+            self.errors.append(f"{candidate.engine}: {type(e).__name__}: {e}")
+            return None
+        return replace(found, quickest=watch.quickest)
+
+    def _is_still_right(self, chosen: _Accepted) -> _Accepted | None:
+        """A winner of those that were found right before, after its check; None where something is wrong with it."""
+        candidate, executable = chosen.candidate, chosen.executables[0]
+        if candidate.engine not in self.right or candidate.engine == self.current or not self.settings.verify:
+            return chosen
+        assert executable is not None
+        check = self._check(candidate, executable)
+        if check.is_right:
+            return self._accepted(candidate, executable, check)
+        self.errors.append(f"{candidate.engine}: {check.reason}")
+        return None
+
+    def _pieces(self, candidate: Candidate) -> tuple[Piece, ...]:
+        return candidate.pieces or (Piece(candidate.engine, self.whole),)
 
     def _check(self, candidate: Candidate, executable: Executable) -> Check:
         found = Check("")
@@ -403,7 +451,11 @@ class _Evaluation:
         if tuning.winner == HOST:
             times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in tuning.seconds.items())
             return _timed_as(self._on_host("slower", f"the host is faster: {times}"), tuning)
-        chosen = next(c for c in accepted if c.label == tuning.winner)
+        winner = next(c for c in accepted if c.label == tuning.winner)
+        chosen = self._is_still_right(winner)
+        if chosen is None:
+            others_left = [c for c in accepted if c is not winner]
+            return self._tuned(others_left) if others_left else self._on_host("wrong", self.errors[-1])
         mine = chosen.quickest if over_sizes else tuning.seconds[tuning.winner]  # of the size that the host took
         ratio = tuning.seconds[HOST] / max(mine, 1e-9)
         others = [name for name in tuning.seconds if name not in (HOST, tuning.winner)]
