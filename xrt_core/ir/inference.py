@@ -10,7 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -176,6 +176,13 @@ def _like_first(node: Node, inferred: Types) -> Types:
     return (first.type if first is not None else None, *inferred[1:])
 
 
+def _comparison(node: Node, inferred: Types) -> Types:
+    """onnx leaves opset 12's functions without shapes, which broadcast as those of opset 16 do."""
+    if node.version >= _COMPARISONS:
+        return inferred
+    return _infer(Node(node.op_type, node.inputs, node.outputs, version=_COMPARISONS, name=node.name))
+
+
 def _range(node: Node, inferred: Types) -> Types:
     """onnx counts only for some dtypes."""
     start, limit, delta = (_data(node, i) for i in range(3))
@@ -319,8 +326,10 @@ def _data(node: Node, index: int) -> np.ndarray | None:
     return None if v is None else v.data
 
 
+_COMPARISONS: Final = 16
 _RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
     {
+        **{("", op): _comparison for op in ("GreaterOrEqual", "LessOrEqual")},
         ("", "GroupNormalization"): _like_first,
         ("", "MeanVarianceNormalization"): _like_first,
         ("", "Range"): _range,
